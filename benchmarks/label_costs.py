@@ -1,90 +1,175 @@
-"""What labels cost, side by side: ``python -m benchmarks.label_costs``. Its options are those of ``mine``.
+"""What labels cost, side by side: ``python -m benchmarks.label_costs``.
 
-The same prompts are mined several times in one process: with every text written to its end, and with texts that come
-back to old ones. Seconds are the CPU's, of everything from a prompt to its labels and states.
+The same prompts are mined in turns in one process: by mining's own batches, whose rows are replaced as soon as a text
+ends, and by ``generate()`` in place of these. Seconds are the CPU's, of texts and the draft's choices without states.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from operator import itemgetter
+from statistics import median
+from typing import Annotated
 
+import torch
 import typer
 from rich.console import Console
+from torch.nn.functional import pad
+from transformers import PreTrainedModel
 
-from hf_lossy_assist.cli.console import CleanCommand, flattened, limit_threads
-from hf_lossy_assist.cli.mine import MiningOptions
-from hf_lossy_assist.errors import LossyValueError
+import hf_lossy_assist
+from hf_lossy_assist import pairs
+from hf_lossy_assist.cli.console import CleanCommand, limit_threads
+from hf_lossy_assist.compat import CACHE, new_cache
 from hf_lossy_assist.evaluation.tables import table
-from hf_lossy_assist.mining.judge_labels import JudgeMiner
-from hf_lossy_assist.mining.mining_run import MiningWorkload
-from hf_lossy_assist.mining.prompt_results import Prompt
-from hf_lossy_assist.mining.rejoining import Rejoining
-from hf_lossy_assist.mining.search import UnfinishedSearches
+from hf_lossy_assist.models.reading import CachedText, read, read_prompts
+from hf_lossy_assist.training.labelling import Labelling
+from hf_lossy_assist.training.prompts import Ids, Prompt, ResponseCost
+from hf_lossy_assist.training.search import Found
+from hf_lossy_assist.training.searches import Searches
+from hf_lossy_assist.training.writing import LocalWriter, ResponseLimits, Writer
 
-WAYS: Mapping[str, tuple[int | None, int | None]] = {
-    "--look-up 0": (None, None),
-    "--look-up 4": (4, None),
-    "--look-up 4 --stop-equal 16": (4, 16),
-    "--look-up 4 --stop-equal 8": (4, 8),
-}
-_HEADINGS = ("options", "labels", "target tokens a label", "draft tokens", "seconds", "labels an hour", "agree")
+_HEADINGS = ("texts are written by", "labels", "seconds", "labels an hour", "agree")
 COLUMNS = {name: itemgetter(i) for i, name in enumerate(_HEADINGS)}
 
 
-@dataclass(frozen=True)
-class Cost:
-    """The labels of prompts, by prompt, place and both tokens, with their cost."""
+@dataclass(eq=False)
+class BatchWriter(Writer):
+    """Writes all requested texts together by ``generate()``, and waits for the longest. It is greedy."""
 
-    labels: Mapping[tuple[int, ...], bool]
-    target_tokens: int
-    draft_tokens: int
-    seconds: float
+    model: PreTrainedModel
+    limits: ResponseLimits
+    keywords: Mapping[str, object] = field(default_factory=dict)
 
-    def row(self, name: str, first: Cost) -> tuple[str, ...]:
-        n, both = max(1, len(self.labels)), self.labels.keys() & first.labels.keys()
-        tokens = f"{self.target_tokens / n:.1f}", f"{self.draft_tokens / n:.1f}"
-        pace = f"{self.seconds / n:.2f}", f"{3600 * n / self.seconds:.0f}"
-        agree = f"{sum(self.labels[key] == first.labels[key] for key in both)} of {len(both)}"
-        return name, f"{len(self.labels)}", *tokens, *pace, "" if self is first else agree
+    def __post_init__(self) -> None:
+        self.prompts: dict[int, Ids] = {}
+        self.requests: list[tuple[int, Ids]] = []
+
+    def begin(self, slot: int, prompt: Prompt, cost: ResponseCost) -> None:
+        self.prompts[slot] = prompt.tokens
+
+    def end(self, slot: int) -> None:
+        del self.prompts[slot]
+
+    def submit(self, slot: int, prefix: Ids) -> None:
+        self.requests.append((slot, prefix))
+
+    def busy(self) -> bool:
+        return bool(self.requests)
+
+    def close(self) -> None:
+        self.requests = []
+
+    def step(self) -> list[tuple[int, Ids]]:
+        requests, self.requests = self.requests, []
+        return self.write(requests) if requests else []
+
+    def write(self, requests: Sequence[tuple[int, Ids]]) -> list[tuple[int, Ids]]:
+        texts = [(*self.prompts[slot], *prefix) for slot, prefix in requests]
+        rows = self.generate(texts, self.limits.max_new_tokens - min(len(prefix) for _, prefix in requests))
+        done = []
+        for (slot, prefix), row in zip(requests, rows, strict=True):
+            response = list(prefix)
+            while not self.limits.over(response):
+                response.append(row[len(response) - len(prefix)])
+            done.append((slot, tuple(response)))
+        return done
+
+    def generate(self, texts: Sequence[Ids], most: int, **more: object) -> list[list[int]]:
+        width = max(map(len, texts))
+        ids = torch.stack([pad(torch.tensor(text), (width - len(text), 0)) for text in texts])
+        mask = torch.stack([pad(torch.ones(len(text), dtype=torch.long), (width - len(text), 0)) for text in texts])
+        output = self.model.generate(
+            input_ids=ids, attention_mask=mask, do_sample=False, max_new_tokens=most, pad_token_id=0,
+            eos_token_id=sorted(self.limits.eos), **self.keywords, **more,
+        )  # fmt: skip
+        return output[:, width:].tolist()
 
 
-def measure(miner: JudgeMiner, prompts: Sequence[Prompt], look_up: int | None, stop: int | None) -> Cost:
-    """Mine the prompts anew; ``look_up`` and ``stop`` are those of :class:`Rejoining`."""
-    searches = miner.searches
-    writer = replace(searches.writer, rejoining=Rejoining(look_up, stop, searches.decode))
-    draft = replace(searches.draft, tokens=0)
-    fresh = replace(
-        miner, searches=replace(searches, writer=writer, draft=draft, unfinished=UnfinishedSearches()), _read={}
+@dataclass(eq=False)
+class CachedWriter(BatchWriter):
+    """Writes one text at a time, after a cache of what its prompt's last text has in common with it."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.memories: dict[int, CachedText] = {}
+
+    def end(self, slot: int) -> None:
+        super().end(slot)
+        self.memories.pop(slot, None)
+
+    def write(self, requests: Sequence[tuple[int, Ids]]) -> list[tuple[int, Ids]]:
+        done = []
+        for slot, prefix in requests:
+            text = (*self.prompts[slot], *prefix)
+            memory = self.memories.get(slot) or read_prompts(self.model, [text])[text]
+            known = min(memory.common(text), len(text) - 1)
+            if known < len(text) - 1:
+                memory = read(self.model, [text[:-1]], [(memory, known)]).memories[0]
+            cache = new_cache(self.model)
+            for i, layer in enumerate(memory.layers):
+                cache.update(*(states[None, :, : len(text) - 1] for states in layer), i)
+            (row,) = self.generate([text], self.limits.max_new_tokens - len(prefix), **{CACHE: cache})
+            held = tuple((layer.keys[0].clone(), layer.values[0].clone()) for layer in cache.layers)
+            self.memories[slot] = CachedText((*text, *row)[: held[0][0].shape[1]], held)
+            done.append((slot, (*prefix, *row)))
+        return done
+
+
+def ways(labelling: Labelling) -> dict[str, Callable[[], Writer]]:
+    target, limits, size = labelling.target, labelling.limits, labelling.batch_size
+    lossless = {"assistant_model": labelling.draft, "lossy_mode": "lossless", "num_assistant_tokens": 16}
+    return {
+        "mining's own batches": lambda: LocalWriter(target, size, limits),
+        "generate() in batches": lambda: BatchWriter(target, limits),
+        "lossless generate() in batches": lambda: BatchWriter(target, limits, lossless),
+        "lossless generate(), one text after its cached prefix": lambda: CachedWriter(target, limits, lossless),
+    }
+
+
+def measure(labelling: Labelling, prompts: Sequence[Prompt], writer: Writer) -> tuple[dict[int, Found | None], float]:
+    task, decode = labelling.task, labelling.tokenizer.decode
+    searches = Searches(
+        writer, labelling.guesses(), task, lambda ids: decode(ids, skip_special_tokens=True), labelling.batch_size
     )
-    start, labels, read = time.process_time(), {}, 0
-    for one in fresh.outcomes(prompts):
-        read += one.columns["target_tokens"]
-        names = ("index", "target_token", "draft_token", "important")
-        for *key, important in zip(*(one.tokens.get(name, ()) for name in names), strict=True):
-            labels[(one.prompt.id, *key)] = important
-    return Cost(labels, read, draft.tokens, time.process_time() - start)
+    start = time.process_time()
+    found = {one.prompt.id: one.found for one in searches.run(prompts)}
+    return found, time.process_time() - start
 
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
 @app.command(cls=CleanCommand)
-@flattened
-def main(options: MiningOptions) -> None:
+def main(
+    pair: Annotated[str, typer.Option(help="The pair.")] = "arithmetic",
+    limit: Annotated[int, typer.Option(min=1, help="Prompts.")] = 96,
+    batch_size: Annotated[int, typer.Option(min=1, help="Prompts at once.")] = 32,
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="Longest response.")] = 160,
+    repeats: Annotated[int, typer.Option(min=1, help="Turns; the median counts.")] = 3,
+    threads: Annotated[int, typer.Option(min=1, help="CPU threads.")] = 1,
+) -> None:
     """Mine the same prompts several times, and print what a label costs."""
-    limit_threads(options.threads)
-    if options.out is not None or options.labels != "judge" or options.target_api is not None:
-        raise LossyValueError("`label_costs` stores nothing, and is about `--labels judge` of a target that runs here")
-    options.refuse_conflicts()
-    loaded = options.load_all()
-    prompts = MiningWorkload(loaded.task, loaded.tokenizer, options.split, options.num_prompts).prompts()
-    miner = options.miner(loaded)
-    costs = {name: measure(miner, prompts, *how) for name, how in WAYS.items()}
-    first = costs[next(iter(costs))]
-    Console(soft_wrap=True).print(table([cost.row(name, first) for name, cost in costs.items()], COLUMNS, None))
+    limit_threads(threads)
+    loaded = pairs.load(pair)
+    hf_lossy_assist.enable(loaded.target)
+    labelling = Labelling(
+        loaded.task, loaded.tokenizer, loaded.target, loaded.draft, limit=limit, batch_size=batch_size,
+        max_new_tokens=max_new_tokens,
+    )  # fmt: skip
+    prompts, seconds, labels = labelling.prompts(), {}, {}
+    for _ in range(repeats):
+        for name, make in ways(labelling).items():
+            labels[name], took = measure(labelling, prompts, make())
+            seconds.setdefault(name, []).append(took)
+    first, rows = next(iter(labels.values())), []
+    for name, found in labels.items():
+        n = sum(len(one.mismatches) for one in found.values() if one is not None)
+        took, agree = median(seconds[name]), sum(found[i] == first[i] for i in first)
+        rows.append((name, f"{n}", f"{took:.1f}", f"{3600 * n / took:.0f}", f"{agree} of {len(first)} prompts"))
+    Console(soft_wrap=True).print(table(rows, COLUMNS, None))
 
 
 if __name__ == "__main__":

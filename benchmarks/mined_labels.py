@@ -16,16 +16,20 @@ from typing import Annotated, Any
 
 import typer
 
-from hf_lossy_assist.cli.console import CleanCommand, flattened
-from hf_lossy_assist.cli.mine import MiningOptions, mine
-from hf_lossy_assist.cli.models import LoadedModels
+from hf_lossy_assist.cli.console import CleanCommand
+from hf_lossy_assist.cli.mine import LOADING, SETTINGS
+from hf_lossy_assist.cli.models import ModelOptions
+from hf_lossy_assist.cli.options import Assistant, Dtype, PairName, Settings, Target, TaskData, read_set
 from hf_lossy_assist.errors import LossyValueError
-from hf_lossy_assist.mining.mining_run import Mined, load_mined
-from hf_lossy_assist.mining.prompt_results import MINED, Miner, Prompt
-from hf_lossy_assist.mining.search import Search, UnfinishedSearches, record_of, search_of
-from hf_lossy_assist.mining.searches import Searched
+from hf_lossy_assist.evaluation.records import provenance
 from hf_lossy_assist.store.folder import append_lines
 from hf_lossy_assist.tasks import Task
+from hf_lossy_assist.tasks import load as load_task
+from hf_lossy_assist.training.label_folder import Mined, Search, UnfinishedSearches, load_mined, record_of, search_of
+from hf_lossy_assist.training.labelling import Labelling, mine
+from hf_lossy_assist.training.labels import JudgeLabels, Miner, judge_miner
+from hf_lossy_assist.training.prompts import MINED, Prompt
+from hf_lossy_assist.training.searches import Searched
 
 
 @dataclass(frozen=True)
@@ -59,13 +63,16 @@ class KnownLabels:
 
 
 @dataclass(frozen=True)
-class RestoringOptions(MiningOptions):
-    """The options of ``mine``, with labels that are known."""
+class RestoredLabels(JudgeLabels):
+    """Labels that are known."""
 
     known: Known = field(default_factory=Known)
 
-    def miner(self, loaded: LoadedModels) -> Miner:
-        return replace(super().miner(loaded), searches=KnownLabels(self.known, loaded.task))
+    def record(self) -> dict[str, Any]:
+        return JudgeLabels().record()  # with which `mine` goes on
+
+    def miner(self, labelling: Labelling, unfinished: UnfinishedSearches) -> Miner:
+        return judge_miner(KnownLabels(self.known, labelling.task), labelling, self.target_states)
 
 
 def labels_of_mismatches(argument: str, folder: Path) -> Mined:
@@ -99,8 +106,7 @@ def keep(
 ) -> None:
     """Write the labels of a folder, a line for each prompt, without texts and states; unfinished searches count."""
     mined = labels_of_mismatches("folder", folder)
-    fields = ("index", "target_token", "draft_token", "important", "weight")
-    names = [name for name in fields if name in mined.tokens.column_names]  # older data have no weights
+    names = ("index", "target_token", "draft_token", "important", "weight")
     labels: dict[int, list[list[Any]]] = {}
     for prompt, *values in zip(mined.tokens["prompt_id"], *(mined.tokens[name] for name in names), strict=True):
         labels.setdefault(prompt, []).append(values)
@@ -118,19 +124,33 @@ def keep(
 
 
 @app.command(cls=CleanCommand)
-@flattened
 def restore(
     file: Annotated[Path, typer.Argument(help="What `keep` has written.")],
-    options: RestoringOptions,
+    out: Annotated[Path, typer.Option(help="Folder for the labels.")],
+    task: Annotated[str, typer.Option(help="The task that was mined.")],
+    pair: PairName = None,
+    model: Target = None,
+    assistant: Assistant = None,
+    dtype: Dtype = None,
+    data: TaskData = None,
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="Longest response.")] = 160,
+    settings: Settings = None,
 ) -> None:
     """Read the states of known labels anew; `mine` with the same options and folder goes on with other prompts.
 
     The number of prompts is that of the file.
     """
-    if options.labels != "judge":
-        raise LossyValueError("`restore` is about `--labels judge`; leave out `--labels`")
-    known = read(file)
-    mine(replace(options, known=known, num_prompts=max(known.searches, default=0) + 1))
+    given, known = read_set(settings, SETTINGS), read(file)
+    options = ModelOptions(pair, model, assistant, dtype, **{key: given[key] for key in LOADING if key in given})
+    options.check()
+    for_task = {key.removeprefix("task."): value for key, value in given.items() if key.startswith("task.")}
+    loaded = options.load_for_task(load_task(task, data, **for_task))
+    labelling = Labelling(
+        loaded.task, loaded.tokenizer, loaded.target, loaded.draft, RestoredLabels(known=known),
+        limit=max(known.searches, default=0) + 1, split=given.get("split"), max_new_tokens=max_new_tokens,
+        settings={"data": data, "task_settings": for_task},
+    )  # fmt: skip
+    mine(labelling, out, provenance=provenance(loaded.draft.device))
 
 
 if __name__ == "__main__":

@@ -8,9 +8,9 @@ from typer.testing import CliRunner
 
 from benchmarks import mined_labels
 from hf_lossy_assist.cli import app
-from hf_lossy_assist.mining.mining_run import load_mined
-from hf_lossy_assist.mining.prompt_results import ResponseCost
-from hf_lossy_assist.mining.search import Found, Mismatch, UnfinishedSearches
+from hf_lossy_assist.training.label_folder import UnfinishedSearches, load_mined
+from hf_lossy_assist.training.prompts import ResponseCost
+from hf_lossy_assist.training.search import Found, Mismatch
 from tests.tiny_pair import tiny_pair_folder  # noqa: F401
 
 
@@ -23,12 +23,12 @@ def run(application, *arguments):
 @pytest.fixture
 def options(tiny_pair_folder):  # noqa: F811
     target, draft = (tiny_pair_folder / role for role in ("target", "draft"))
-    task = ["--task", "tests.mining.parts:Letters", "--max-new-tokens", 8]
+    task = ["--task", "tests.training.parts:Letters", "--max-new-tokens", 8]
     return [*task, "--model", target, "--assistant", draft, "--dtype", "float32"]
 
 
 def test_states_are_read_anew_and_mining_goes_on(options, tmp_path):
-    run(app, "mine", *options, "--num-prompts", 4, "--out", tmp_path / "data")
+    run(app, "mine", *options, "--limit", 4, "--out", tmp_path / "data")
     printed = run(mined_labels.app, "keep", tmp_path / "data", tmp_path / "labels.jsonl")
     mined = load_mined(tmp_path / "data")
     assert printed == f"4 prompts, {len(mined.tokens)} mismatches\n"
@@ -56,12 +56,12 @@ def test_states_are_read_anew_and_mining_goes_on(options, tmp_path):
         }
         for name in states:
             torch.testing.assert_close(torch.tensor(after[name]), torch.tensor(before[name]))
-    run(app, "mine", *options, "--num-prompts", 5, "--out", tmp_path / "again")
+    run(app, "mine", *options, "--limit", 5, "--out", tmp_path / "again")
     assert sorted(load_mined(tmp_path / "again").prompts["prompt_id"]) == [0, 1, 2, 3, 4]
 
 
 def test_labels_of_other_prompts_are_refused(options, tmp_path):
-    run(app, "mine", *options, "--num-prompts", 2, "--out", tmp_path / "data")
+    run(app, "mine", *options, "--limit", 2, "--out", tmp_path / "data")
     run(mined_labels.app, "keep", tmp_path / "data", tmp_path / "labels.jsonl")
     labels = (tmp_path / "labels.jsonl").read_text()
     moved = labels.replace('"prompt_id": 0', '"prompt_id": 2').replace('"prompt_id": 1', '"prompt_id": 3')

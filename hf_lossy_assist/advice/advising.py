@@ -33,8 +33,8 @@ from ..evaluation.evaluate import model_changes
 from ..evaluation.modes import EVERYTHING, DecodingMode, Models, parse_modes
 from ..evaluation.requests import Ending, PromptBatch, batches_of, run_request
 from ..heads import Head, ModelIdentity
-from ..mining.reading import read_text
 from ..models.lm_head_hook import DROPOUTS, POSITIONS, choose_dropout
+from ..models.reading import read_text
 from ..store.folder import MANIFEST, changes, folder_lock, read_manifest, refuse, write_json, write_whole
 from ..values import Rule
 from .advice import DRAFT_COST, Advice, Replayed, with_gamma

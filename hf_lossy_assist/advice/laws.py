@@ -15,8 +15,8 @@ from transformers import LogitsProcessorList, PreTrainedModel
 from ..compat import new_cache
 from ..core.shapes import Chain
 from ..drafting.vocabulary import Vocabulary, vocabulary_of
-from ..mining.reading import forward, only_last_logits
 from ..models.processing import process
+from ..models.reading import forward, only_last_logits
 
 LIKELIEST, OUTSIDE = 48, 16
 """How many tokens of each model a position keeps; all others are as many equal tokens, so that none seems likely."""

@@ -13,8 +13,8 @@ from ..acceptors import Acceptor
 from ..core.distributions import Randomness
 from ..core.messages import Draft, Verification
 from ..drafting.vocabulary import vocabulary_of
-from ..mining.reading import ReadText, read_text, variant_states
 from ..models.processing import process
+from ..models.reading import ReadText, read_text, variant_states
 from ..models.target import TargetReader
 from .laws import CHUNK
 from .replay import Given, drawn_with

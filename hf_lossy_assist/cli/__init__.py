@@ -7,7 +7,7 @@ from importlib import import_module
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperCommand
+from typer.core import TyperCommand, TyperGroup
 
 from ..errors import need, printable
 from ..version import __version__
@@ -37,13 +37,19 @@ class LazyCommand(TyperCommand):
         super().__init__(name, help=f"{summary} [{self.extra}]" if self.extra else f"{summary}.")
 
     def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
-        if self.extra is not None:
+        context = self.load().make_context(info_name, args, parent=parent, **extra)  # `--help` ends here
+        if self.extra is not None and not isinstance(context.command, TyperGroup):  # whose commands say it themselves
             need(self.extra, f"`lossy-assist {self.name}`")
-        return self.load().make_context(info_name, args, parent=parent, **extra)
+        return context
 
     def load(self) -> Any:
         name, attribute = self.place.split(":")
-        module = import_module(f".{name}", __name__)
+        try:
+            module = import_module(f".{name}", __name__)
+        except ModuleNotFoundError:
+            if self.extra is not None:
+                need(self.extra, f"`lossy-assist {self.name}`")
+            raise
         found = getattr(module, attribute)
         if not isinstance(found, typer.Typer):
             from .options import RULES

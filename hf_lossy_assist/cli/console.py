@@ -100,6 +100,16 @@ class CleanCommand(_CleanErrors, TyperCommand):
             raise LossyValueError(f"options have to be text in UTF-8, but {brief(wrong[0])} is not")
         return super().parse_args(ctx, args)
 
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Write the options by their panels."""
+        panels: dict[str, list[tuple[str, str]]] = {}
+        for parameter in self.get_params(ctx):
+            if (record := parameter.get_help_record(ctx)) is not None:
+                panels.setdefault(getattr(parameter, "rich_help_panel", None) or "Options", []).append(record)
+        for name, records in panels.items():
+            with formatter.section(name):
+                formatter.write_dl(records)
+
 
 def flattened(command: Callable[..., None]) -> Callable[..., None]:
     """Return a command that takes the annotated fields of dataclass parameters as options of its own."""

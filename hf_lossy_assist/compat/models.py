@@ -86,7 +86,7 @@ def has_own_attention(model: PreTrainedModel) -> bool:
 def is_bidirectional(model: PreTrainedModel) -> bool:
     """Tell whether a model was loaded as an encoder, like BERT without ``is_decoder``, whose tokens see later ones."""
     layers = () if model.config.is_encoder_decoder else (model.get_decoder() or model).modules()
-    return any(getattr(layer, "is_decoder", True) is False for layer in layers)
+    return False in [getattr(layer, "is_decoder", True) for layer in layers]
 
 
 def origin_of(model: nn.Module) -> tuple[str, str | None]:

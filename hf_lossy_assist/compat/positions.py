@@ -83,7 +83,8 @@ def keeps_positions(model: PreTrainedModel) -> bool:
 
     Whoever shares such a model, as a target may with its draft, has to say where the text is.
     """
-    return forward_accepts(model, "position_ids") and any(hasattr(part, "rope_deltas") for part in model.modules())
+    kept = hasattr(model, "rope_deltas") or hasattr(model.base_model, "rope_deltas")
+    return kept and forward_accepts(model, "position_ids")
 
 
 _TABLES = ("wpe", "embed_positions", "position_embeddings", "position_embedding")

@@ -15,10 +15,10 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..errors import LossyValueError, brief
 from ..heads import ModelIdentity
-from ..mining.reading import read_text
+from ..models.reading import read_text
 from ..store.reading import json_lines
 from ..store.reading import read_text as text_of
-from .examples import Examples
+from .examples import Examples, LabelledMismatch
 from .saving import Origin
 
 _FIELDS = {"prompt": str, "response": str, "spans": list}
@@ -139,13 +139,30 @@ def annotated_examples(
     return Examples(arrays, np.array(labels, dtype=bool), np.array(prompts, dtype=np.int64))
 
 
-def origin_of(
-    path: Path, annotations: Sequence[Annotation], models: Mapping[str, PreTrainedModel], task: str
-) -> Origin:
+def read_annotated(
+    path: Path,
+    task: str | None,
+    tokenizer: PreTrainedTokenizerBase,
+    models: Mapping[str, PreTrainedModel],
+    columns: Sequence[str] | None = None,
+    *,
+    on_annotation: Callable[[int, int], None] = lambda done, total: None,
+) -> LabelledMismatch:
+    """Read a file's labels with the states in ``columns``, by default all.
+
+    ``models`` are the ``"target"`` and the ``"draft"``; ``task`` is the file's name by default. ``on_annotation`` gets
+    the number of responses read so far, and that of all.
+    """
+    annotations = read_annotations(path)
+    readers = {x: model for x, model in models.items() if columns is None or any(c.startswith(x) for c in columns)}
+    examples = annotated_examples(
+        annotations, tokenizer, readers, on_annotation=lambda done: on_annotation(done, len(annotations))
+    )
     data = {
         "file": path.name,
         "sha256": hashlib.sha256(path.read_bytes()).hexdigest(),
         "responses": len(annotations),
         "spans": sum(len(annotation.spans) for annotation in annotations),
     }
-    return Origin(ModelIdentity.of(models["target"]), ModelIdentity.of(models["draft"]), task, data)
+    identities = {role: ModelIdentity.of(model) for role, model in models.items()}
+    return LabelledMismatch(examples, Origin(**identities, task=task or path.stem, data=data))

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from ..errors import LossyValueError
 from ..heads import ModelIdentity
 from ..heads.judge_head import MODELS
-from ..mining.mining_run import Mined, load_mined
-from ..mining.reading import POSITIONS
+from .judge_labels import POSITIONS
+from .label_folder import Mined, load_mined
 from .saving import Origin
 
 if TYPE_CHECKING:
@@ -137,13 +137,9 @@ _COMMANDS = {"judge": "train judge", "ratio": "train verifier"}
 
 @dataclass(frozen=True, eq=False)
 class LabelledMismatch:
-    """AutoJudge's labels and their origin, with the fold of each token's prompt (None without folds).
-
-    ``texts`` are the labelled prompts, as far as they are known.
-    """
+    """AutoJudge's labels and their origin; ``texts`` are the labelled prompts, as far as they are known."""
 
     examples: Examples
-    folds: NDArray[np.int64] | None
     origin: Origin
     texts: frozenset[str] = frozenset()
 
@@ -169,7 +165,7 @@ def read_together(
     if len(parts) == 1:
         return parts[0]
     data = {**first.data, "others": [part.origin.data for part in parts[1:]]}
-    return LabelledMismatch(joined([part.examples for part in parts]), None, replace(first, data=data))
+    return LabelledMismatch(joined([part.examples for part in parts]), replace(first, data=data))
 
 
 def read_judged(
@@ -188,20 +184,19 @@ def read_judged(
             "other `--features` and `--models`, or mine again"
         )
     chosen = available if columns is None else columns
-    weighted = ["weight"] if "weight" in mined.tokens.column_names else []  # not in older data
-    table = _arrays(mined.tokens, ["prompt_id", "important", *weighted, *chosen])
+    table = _arrays(mined.tokens, ["prompt_id", "important", "weight", *chosen])
     prompts = table["prompt_id"].astype(np.int64)
     solved = _of_prompts(mined, "solved", prompts)
     examples = Examples(
         {name: table[name] for name in chosen},
         table["important"].astype(bool),
         prompts,
-        weights=table["weight"].astype(np.float64) if weighted else None,
+        weights=table["weight"].astype(np.float64),
         solved=None if solved is None else solved.astype(bool),
     )
     texts = _of_prompts(mined, "prompt", prompts)
     known = frozenset(() if texts is None else texts.tolist())
-    return LabelledMismatch(examples, _of_prompts(mined, "fold", prompts), _origin(mined, folder, target), known)
+    return LabelledMismatch(examples, _origin(mined, folder, target), known)
 
 
 def read_ratios(folder: str | Path, positions: Sequence[str] = tuple(RATIO_STATES)) -> tuple[Ratios, Origin]:

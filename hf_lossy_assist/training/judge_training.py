@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,7 +18,7 @@ from sklearn.neural_network import MLPClassifier
 from sklearn.pipeline import Pipeline
 
 from ..errors import LossyValueError
-from ..heads import JudgeHead, ThresholdRow, columns
+from ..heads import JudgeHead, ThresholdRow, columns, fold
 from ..heads.judge_head import MODELS, POSITIONS
 from ..values import Checked, Rule
 from .crossing import better, cross, draws_of, fit, learning_curve
@@ -67,39 +67,25 @@ class JudgeSettings(Checked):
 
 @dataclass(frozen=True, eq=False)
 class TrainedJudge:
-    """A judge head, fitted to all prompts, and for each fold one that has not seen it.
+    """A judge head, fitted to all prompts.
 
-    ``scores`` ``(N,)``, by the states that are read, are probabilities by heads that have not seen a token's fold, and
-    ``fitted`` the final head's.
+    ``probabilities`` ``(N,)`` are those by classifiers that have not seen a token's fold, and ``fitted`` the head's.
     """
 
     head: JudgeHead
-    by_fold: Mapping[int, JudgeHead]
-    folds: NDArray[np.int64]
     examples: Examples
-    scores: Mapping[str, NDArray[np.floating]]
+    folds: NDArray[np.int64]
+    probabilities: NDArray[np.floating]
     fitted: NDArray[np.floating]
 
-    @property
-    def probabilities(self) -> NDArray[np.floating]:
-        """The scores with the states that the final head reads."""
-        return self.scores[self.head.config.positions]
-
-    def save(self, folder: Path, *, folds: bool = False) -> None:
-        """Write the head, its model card and its ROC curves into ``folder``.
-
-        With ``folds``, the others go into its subfolders ``fold-0``, ``fold-1``, ….
-        """
+    def save(self, folder: Path) -> None:
+        """Write the head, its model card and its ROC curves into ``folder``."""
         labels, weights = self.examples.labels, self.examples.weights
         curves = [
             Curve("out of fold", labels, self.probabilities, weights),
             Curve("training", labels, self.fitted, weights, style=":"),
         ]
         shares = {"positive": "important tokens found", "others": "unimportant tokens taken for important"}
-        for fold, head in self.by_fold.items() if folds else ():
-            others, found = self.folds != fold, self.scores[head.config.positions]
-            curve = Curve("out of fold", labels[others], found[others], weights[others])
-            save_with_roc(head, folder / f"fold-{fold}", [curve], **shares)
         save_with_roc(self.head, folder, curves, **shares)
 
 
@@ -114,70 +100,64 @@ def train_judge(
     """Train a judge head: a standardisation and a logistic regression, folded into one weight and one bias.
 
     Garipov et al. 2025 (AutoJudge), section 4.1 and appendix B. The head that is returned has seen all prompts. All
-    figures and thresholds are out of fold: each prompt is judged by a head that has not seen its fold. The head that
-    leaves a fold out has the figures, the threshold and the states of the other folds. Two choices make figures a
-    little too good. All folds choose the final head's states. And scores of heads that have seen a fold choose its
-    regularisation and threshold. By default, prompts are dealt into folds at random.
+    figures and thresholds are out of fold: each prompt is judged by a classifier that has not seen its fold. Two
+    choices make figures a little too good: scores out of fold choose the states and the regularisation, and scores of
+    classifiers that have seen a fold choose its regularisation. By default, prompts are dealt into folds at random.
     ``on_fit`` is called after each logistic regression.
     """
     examples = examples.only(settings.columns)
     check(examples)
     folds = deal(examples.labels, examples.prompts, seed=settings.seed) if folds is None else folds
-    numbers = [int(fold) for fold in np.unique(folds)]
-    if len(numbers) < 2 or not all(both_classes(examples.labels[folds != fold]) for fold in numbers):
+    numbers = np.unique(folds).tolist()
+    if len(numbers) < 2 or not all(both_classes(examples.labels[folds != number]) for number in numbers):
         raise LossyValueError(
             f"`folds` have to be two or more, with both classes outside each, but are {numbers}; mine more prompts"
         )
-    grid, seed, everywhere = regressions(settings.strengths), settings.seed, np.ones(len(examples), dtype=bool)
-
-    def head_of(pipeline: Pipeline, positions: str, **notes: Any) -> JudgeHead:
-        scaler, regression = pipeline[0], pipeline[-1]
-        return JudgeHead.from_linear(
-            regression.coef_, regression.intercept_, mean=scaler.mean_, scale=scaler.scale_, models=settings.models,
-            positions=positions, threshold=0.5, **origin.config_fields(asdict(settings), **notes),
-        )  # fmt: skip
-
-    # Measure heads as they are saved: folded, in float32.
-    crossed, heads, scores = {}, {}, {}
+    grid, seed = regressions(settings.strengths), settings.seed
+    crossed, scores = {}, {}
     for at in settings.choices:
-        crossed[at] = cross(grid, columns(settings.models, at), examples, folds, on_fit=on_fit)
-        heads[at] = {fold: head_of(each, at, left_out_fold=fold) for fold, each in crossed[at].by_fold.items()}
+        read = columns(settings.models, at)
+        crossed[at] = cross(grid, read, examples, folds, on_fit=on_fit)
         scores[at] = np.empty(len(examples), dtype=np.float32)
-        for fold, one in heads[at].items():
-            scores[at][folds == fold] = probabilities(one, examples.where(folds == fold))
-
-    def choose(mask: NDArray[np.bool_]) -> tuple[str, dict[str, float]]:
-        return better(examples.where(mask), {at: each[mask] for at, each in scores.items()}, seed=seed)
-
-    def measure(head: JudgeHead, strength: float, mask: NDArray[np.bool_], more: Mapping[str, float]) -> None:
-        some, found = examples.where(mask), scores[head.config.positions][mask]
-        labels, weights = some.labels, some.weights
-        threshold = largest_threshold(labels, found, settings.recall, weights)
-        rows = recall_rows(labels, found, sorted({*RECALLS, settings.recall}), weights)
-        metrics = {
-            **_solved(some, found, seed),
-            **area_of(some, found, seed=seed),
-            "train_auc": float(roc_auc_score(labels, probabilities(head, some), sample_weight=weights)),
-            "C": float(strength),
-            "recall": float(np.average(found[labels] >= threshold, weights=weights[labels])),
-            "skipped": float(np.average(found < threshold, weights=weights)),
-            **more,
-            **{"folds": len(np.unique(folds[mask])), **some.counts()},
-        }
-        table = tuple(ThresholdRow(*row) for row in rows)
-        head.config = replace(head.config, threshold=threshold, thresholds=table, metrics=metrics)
-
-    by_fold = {}
-    for fold in numbers:
-        at, states = choose(folds != fold)
-        by_fold[fold] = heads[at][fold]
-        measure(by_fold[fold], crossed[at].by_fold[fold][-1].C, folds != fold, states)
-    at, states = choose(everywhere)
-    best, read = crossed[at].chosen, columns(settings.models, at)
-    head = head_of(fit(best, read, examples), at)
+        for number, pipeline in crossed[at].by_fold.items():
+            inside = folds == number
+            scores[at][inside] = as_saved(pipeline, examples.where(inside).features(read))
+    at, states = better(examples, scores, seed=seed)
+    best, read, found = crossed[at].chosen, columns(settings.models, at), scores[at]
+    final = fit(best, read, examples)
     on_fit()
-    measure(head, best.C, everywhere, states | learning_curve(best, read, examples, folds, seed=seed))
-    return TrainedJudge(head, by_fold, folds, examples, scores, probabilities(head, examples))
+    fitted = as_saved(final, examples.features(read))
+    labels, weights = examples.labels, examples.weights
+    threshold = largest_threshold(labels, found, settings.recall, weights)
+    rows = recall_rows(labels, found, sorted({*RECALLS, settings.recall}), weights)
+    metrics = {
+        **_solved(examples, found, seed),
+        **area_of(examples, found, seed=seed),
+        "train_auc": float(roc_auc_score(labels, fitted, sample_weight=weights)),
+        "C": float(best.C),
+        "recall": float(np.average(found[labels] >= threshold, weights=weights[labels])),
+        "skipped": float(np.average(found < threshold, weights=weights)),
+        **states,
+        **learning_curve(best, read, examples, folds, seed=seed),
+        **{"folds": len(numbers), **examples.counts()},
+    }
+    head = JudgeHead.from_linear(
+        **_linear(final), models=settings.models, positions=at, threshold=threshold,
+        thresholds=tuple(ThresholdRow(*row) for row in rows), metrics=metrics, **origin.config_fields(asdict(settings)),
+    )  # fmt: skip
+    return TrainedJudge(head, examples, folds, found, fitted)
+
+
+def _linear(pipeline: Pipeline) -> dict[str, NDArray[np.floating]]:
+    """Return the arrays of a standardisation and a logistic regression."""
+    scaler, regression = pipeline[0], pipeline[-1]
+    return {"weight": regression.coef_, "bias": regression.intercept_, "mean": scaler.mean_, "scale": scaler.scale_}
+
+
+def as_saved(pipeline: Pipeline, features: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Return the probabilities of a head: its weight and bias are folded, in float32."""
+    weight, bias = fold(**_linear(pipeline))
+    return torch.sigmoid(torch.from_numpy(features) @ weight + bias).numpy()
 
 
 def _solved(examples: Examples, scores: NDArray[np.floating], seed: int) -> dict[str, float]:
@@ -189,10 +169,6 @@ def _solved(examples: Examples, scores: NDArray[np.floating], seed: int) -> dict
         **area_of(right, scores[examples.solved], seed=seed, name="auc_solved"),
         "solved_prompts": len(np.unique(right.prompts)),
     }
-
-
-def probabilities(head: JudgeHead, examples: Examples) -> NDArray[np.float32]:
-    return head.probability(torch.from_numpy(examples.features(head.config.columns))).numpy()
 
 
 # The paper's "both" are the draft's and the target's token; a head can't read the latter, which is known too late.

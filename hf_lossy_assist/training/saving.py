@@ -7,7 +7,7 @@ import platform
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -16,8 +16,11 @@ import numpy as np
 from numpy.typing import NDArray
 from sklearn.metrics import roc_auc_score, roc_curve
 
+from .. import pairs
 from ..compat import versions_of
+from ..errors import LossyValueError
 from ..heads import Head, ModelIdentity
+from ..heads.identity import differing_models
 from ..heads.repository import ROC
 from ..store.folder import without_folder, without_folders
 from ..version import __version__
@@ -37,6 +40,18 @@ class Origin:
     task: str
     data: Mapping[str, Any] = field(default_factory=dict)
     card: Mapping[str, Any] = field(default_factory=dict)
+
+    def with_card(self, license: str | None, pair: str | None) -> Origin:
+        """Add a license and the name of a bundled pair for the card; refuse a pair that the data do not come from."""
+        card: dict[str, Any] = {} if license is None else {"license": license}
+        if pair is not None:
+            loaded = pairs.load(pair)
+            if found := differing_models(vars(self), {"target": loaded.target, "draft": loaded.draft}):
+                raise LossyValueError(
+                    f"`pair` has to be the pair that the data come from, but {pair!r} differs: {'; '.join(found)}"
+                )
+            card["pair"] = pair
+        return replace(self, card=card)
 
     def config_fields(self, settings: Mapping[str, Any], **notes: Any) -> dict[str, Any]:
         """Return the fields of a head's configuration about its models, its task and its training."""

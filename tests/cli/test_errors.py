@@ -14,9 +14,10 @@ from hf_lossy_assist.pairs import hub_cards
 from hf_lossy_assist.tasks import Arithmetic
 
 PAIR = "--pair arithmetic"
-LETTERS = "--task tests.mining.parts:Letters"
+LETTERS = "--task tests.training.parts:Letters"
 NOWHERE = f"{LETTERS} --model /no --assistant /no --out OUT"
-API = "--target-api http://x/v1"
+API = "--target-api http://x/v1#m"
+DRAFT_ONLY = f"{LETTERS} --assistant TINY/draft --out OUT"
 
 # For each command, options and a pattern of the message. M stands for options that name tiny models.
 ERRORS = {
@@ -77,28 +78,27 @@ ERRORS = {
         ("--model no/such --task arithmetic --modes plain,lossless", "`--assistant` has to be .* mode 'lossless'"),
     ],
     "mine": [
-        (PAIR, "`--out` has to be a folder"),
+        (PAIR, "Missing option '--out'"),
         ("--out OUT", "`--model`, `--assistant` and `--task` have to be given"),
-        (f"{PAIR} --out OUT --temperature 0.5", "`--temperature` counts only with `--sampling`"),
-        (f"{PAIR} --out OUT --sampling --temperature 0", "`--temperature` has to be .* > 0"),
-        (f"{PAIR} --out OUT {API}", "`--target-api-model` have to be given"),
-        (f"{PAIR} --out OUT --target-api x --target-api-model m", "`--target-api` has to be a URL .* is 'x'"),
-        (f"{PAIR} --out OUT {API} --target-api-model m --sampling", "`--target-api` gives greedy text only"),
-        (f"{PAIR} --out OUT {API} --target-api-model m --labels self", "`--labels self` needs .* `--model`"),
-        (f"{PAIR} --out OUT --writer-dtype int8 --prepack", "`--writer-dtype int8` rounds .* `--prepack`"),
-        (f"{PAIR} --out OUT --writer-dtype int8 --labels self", "`--writer-dtype` is about `--labels judge`, not self"),
-        (f"{PAIR} --out OUT --labels ratio --mismatches 4", "`--mismatches` is about `--labels judge`, not ratio"),
-        (f"{PAIR} --out OUT --labels self --look-up 0", "`--look-up` is about `--labels judge`, not self"),
-        (f"{PAIR} --out OUT {API} --target-api-model m --stop-equal 8", "`--stop-equal` can't be given with `--target"),
-        (f"{PAIR} --out OUT --horizon 9", "`--horizon` is about `--labels self`, not judge"),
-        (f"{PAIR} --out OUT --rows-per-kind 9", "`--rows-per-kind` is about `--labels ratio`, not judge"),
-        (f"{PAIR} --out OUT --stop-equal 8 --sampling", "`--stop-equal` is for greedy texts"),
-        (f"{PAIR} --out OUT --task-option a=1", "`--task-data` and the task's settings are for `--task`"),
-        (f"{PAIR} --out OUT --task gsm8k --task-data /no", "`--task-data` has to be"),
-        (f"{PAIR} --out OUT --split nonsense --num-prompts 1", "`--split` has to be one of"),
+        (f"{PAIR} --out OUT --set temperature=0.5", "`temperature` 0.5 needs `--sample`"),
+        (f"{PAIR} --out OUT --sample --set temperature=0", "`temperature` has to be a number > 0"),
+        (f"{PAIR} --out OUT --set sed=1", "`--set` has to be KEY=VALUE .* did you mean 'seed'"),
+        (f"{PAIR} --out OUT --target-api http://x/v1", "`--target-api` has to be a URL and a name"),
+        (f"{PAIR} --out OUT --target-api x#m", "`--target-api` has to be a URL and a name .* is 'x#m'"),
+        (f"{PAIR} --out OUT {API} --sample", "`temperature` is 1.0, but a target behind an API writes .* greedily"),
+        (f"{DRAFT_ONLY} {API} --labels self", "'self' need the target's probabilities"),
+        (f"{DRAFT_ONLY} {API} --labels ratio", "'ratio' need the target's probabilities"),
+        (f"{PAIR} --out OUT --labels jugde", "`--labels` has to be one of .* did you mean 'judge'"),
+        (f"{PAIR} --out OUT --labels self:writer_dtype=int8", "`--labels` self takes .* but has 'writer_dtype'"),
+        (f"{PAIR} --out OUT --labels judge:mismatch=8", "did you mean 'mismatches'"),
+        (f"{PAIR} --out OUT --labels judge:mismatches=0", "`mismatches` has to be an int >= 1.* or None for all"),
+        (f"{PAIR} --out OUT --labels ratio:rows=many", "`rows` has to be an int >= 1"),
+        (f"{PAIR} --out OUT --set task.a=1", "`--data` and the task's settings are for `--task`"),
+        (f"{PAIR} --out OUT --task gsm8k --data /no", "`--data` has to be"),
+        (f"{PAIR} --out OUT --set split=nonsense --limit 1", "`split` has to be one of"),
         (NOWHERE, "`--model` has to be .*'/no'"),
-        (f"{NOWHERE} --task-option m", "`--task-option` has to be KEY=VALUE"),
-        (f"{NOWHERE} --unsafe-no-isolation", "takes no `--unsafe-no-isolation`"),
+        (f"{NOWHERE} --set m", "`--set` has to be KEY=VALUE"),
+        (f"{NOWHERE} --set task.unsafe_no_isolation=true", "takes no `.*unsafe.no.isolation"),
     ],
 }  # fmt: skip
 
@@ -114,6 +114,7 @@ def test_an_error_is_one_line(command: str, pattern: str, bundled, tiny_pair_fol
     judge = hub_cards() / "arithmetic-judge"
     models = f"--model {tiny_pair_folder / 'target'} --assistant {tiny_pair_folder / 'draft'}"
     places = {"M": models, "OUT": out, "EMPTY": empty, "TINY": tiny_pair_folder, "JUDGE": judge}
+    command = command.replace("TINY", str(tiny_pair_folder))
     words = shlex.split(" ".join(str(places.get(word, word)) for word in command.split()))
     result = CliRunner().invoke(app, words)
     assert result.exit_code == 2, result.output
@@ -121,5 +122,5 @@ def test_an_error_is_one_line(command: str, pattern: str, bundled, tiny_pair_fol
     assert re.match("error: ", last, re.IGNORECASE)
     assert re.search(pattern, last), last
     assert last.startswith("Error: ") or result.stderr.count("\n") == 1
-    assert not out.exists() or "--split" in words or "--task-data" in words, "which are read with the first problem"
+    assert not out.exists()
     assert not result.stdout

@@ -15,13 +15,13 @@ from typer.testing import CliRunner
 
 from hf_lossy_assist import pairs, prepack
 from hf_lossy_assist.cli import app
-from hf_lossy_assist.mining.mining_run import load_mined
 from hf_lossy_assist.store.shards import ShardStore
+from hf_lossy_assist.training.label_folder import load_mined
 from tests.forking import ended, fork
 from tests.openai_server import completes, openai_server
 from tests.tiny_models import noisy_copy
 
-TASK = "tests.mining.parts:Letters"
+TASK = "tests.training.parts:Letters"
 
 
 def run(*arguments: object):
@@ -43,7 +43,7 @@ def models(tiny_pair_folder) -> list[str]:
 @pytest.fixture
 def options(models, tmp_path) -> list[object]:
     """Return what mines four prompts of the tiny pair."""
-    return ["--task", TASK, *models, "--out", tmp_path / "data", "--num-prompts", 4, "--max-new-tokens", 8]
+    return ["--task", TASK, *models, "--out", tmp_path / "data", "--limit", 4, "--max-new-tokens", 8]
 
 
 def figure(printed: str, name: str) -> str:
@@ -51,7 +51,7 @@ def figure(printed: str, name: str) -> str:
 
 
 def test_judge_labels(options, tmp_path):
-    printed = ok(*options, "--batch-size", 3, "--folds", 2, "--task-option", "modulus=3")
+    printed = ok(*options, "--batch-size", 3, "--set", "task.modulus=3")
     mined = load_mined(tmp_path / "data")
     labels = mined.tokens["important"][:]
     assert (figure(printed, "prompts"), figure(printed, "mined"), figure(printed, "failed")) == ("4", "4", "0")
@@ -60,7 +60,6 @@ def test_judge_labels(options, tmp_path):
     tokens = sum(mined.prompts["target_tokens"][:])
     assert figure(printed, "target tokens per mismatch") == f"{tokens / len(labels):.1f}"
     assert sorted(mined.prompts["prompt_id"]) == [0, 1, 2, 3]
-    assert set(mined.prompts["fold"]) <= {0, 1}
     assert len(mined.tokens[0]["target_draft"]) == len(mined.tokens[0]["draft_previous"]) == 16
     assert "target_target" not in mined.tokens.column_names
 
@@ -68,12 +67,12 @@ def test_judge_labels(options, tmp_path):
     assert (manifest["kind"], manifest["task"]) == ("judge", "letters")
     assert (manifest["target"]["name"], manifest["draft"]["name"]) == ("target", "draft")
     assert manifest["settings"] == {
-        "split": "train", "max_new_tokens": 8, "folds": 2, "dtype": {"target": "float32", "draft": "float32"},
-        "decoding": "greedy", "task_data": None, "task_options": ["modulus=3"], "target_api_model": None,
-        "features_target": False,
+        "labels": "judge", "target_states": False, "writer_dtype": None, "split": "train", "max_new_tokens": 8,
+        "dtype": {"target": "float32", "draft": "float32"}, "decoding": "greedy", "api_model": None, "data": None,
+        "task_settings": {"modulus": 3},
     }  # fmt: skip
     (origin,) = manifest["runs"]
-    assert {"torch", "transformers", "hf_lossy_assist", "date", "argv", "num_prompts", "batch_size"} <= origin.keys()
+    assert {"torch", "transformers", "hf_lossy_assist", "date", "argv", "limit", "batch_size"} <= origin.keys()
 
 
 def test_prepacked_models_find_the_same_labels(options, tmp_path, monkeypatch):
@@ -81,7 +80,7 @@ def test_prepacked_models_find_the_same_labels(options, tmp_path, monkeypatch):
     monkeypatch.setattr("hf_lossy_assist.cli.models.prepack", lambda model: packed.append(model) or prepack(model))
     ok(*options)
     before = load_mined(tmp_path / "data").tokens
-    ok(*options[:-6], "--out", tmp_path / "packed", *options[-4:], "--prepack")
+    ok(*options[:-6], "--out", tmp_path / "packed", *options[-4:], "--set", "prepack=true")
     after = load_mined(tmp_path / "packed").tokens
     assert len(packed) == 2
     for name in ("index", "target_token", "draft_token", "important"):
@@ -91,9 +90,9 @@ def test_prepacked_models_find_the_same_labels(options, tmp_path, monkeypatch):
 
 def test_a_rounded_target_writes_and_the_target_itself_is_read(options, models, tmp_path, monkeypatch):
     # Rounding changes no text of so small a target, so noise stands in for it.
-    monkeypatch.setattr("hf_lossy_assist.cli.mine.quantize_draft", lambda model, dtype: noisy_copy(model, 0.3))
-    ok(*options, "--num-prompts", 12)
-    ok(*options, "--num-prompts", 12, "--writer-dtype", "int4", "--out", tmp_path / "rounded")
+    monkeypatch.setattr("hf_lossy_assist.training.labels.quantize_draft", lambda model, dtype: noisy_copy(model, 0.3))
+    ok(*options, "--limit", 12)
+    ok(*options, "--limit", 12, "--labels", "judge:writer_dtype=int4", "--out", tmp_path / "rounded")
     plain, rounded = (load_mined(tmp_path / name) for name in ("data", "rounded"))
     target = AutoModelForCausalLM.from_pretrained(models[1], dtype=torch.float32).eval()
     author = noisy_copy(target, 0.3)
@@ -115,14 +114,14 @@ def test_a_rounded_target_writes_and_the_target_itself_is_read(options, models, 
 def test_a_repeated_command_goes_on(options, tmp_path):
     ok(*options)
     before = load_mined(tmp_path / "data").prompts.to_list()
-    printed = ok(*options, "--num-prompts", 6)
+    printed = ok(*options, "--limit", 6)
     assert "4 of 6 prompts were finished before" in printed
     after = load_mined(tmp_path / "data")
     assert after.prompts.to_list()[:4] == before
     assert sorted(after.prompts["prompt_id"]) == list(range(6))
     assert len(after.manifest["runs"]) == 2
 
-    refused = run(*options, "--max-new-tokens", 9, "--sampling")
+    refused = run(*options, "--max-new-tokens", 9, "--sample")
     assert refused.exit_code == 2
     assert "`--max-new-tokens` was 8 and is 9" in refused.stderr
     assert "`decoding` was 'greedy' and is {'temperature': 1.0, 'seed': 0}" in refused.stderr
@@ -131,18 +130,18 @@ def test_a_repeated_command_goes_on(options, tmp_path):
 
 
 def test_sampled_labels(options, tmp_path):
-    ok(*options, "--sampling", "--temperature", 0.7, "--seed", 3, "--features-target")
+    ok(*options, "--labels", "judge:target_states=true", "--sample", "--set", "temperature=0.7", "--set", "seed=3")
     mined = load_mined(tmp_path / "data")
     assert mined.manifest["settings"]["decoding"] == {"temperature": 0.7, "seed": 3}
     assert {"target_target", "draft_target"} <= set(mined.tokens.column_names)
 
 
 def test_ratio_labels(options, tmp_path):
-    printed = ok(*options, "--labels", "ratio", "--rows-per-kind", 3)
+    printed = ok(*options, "--labels", "ratio:rows=3")
     assert figure(printed, "rows") == str(4 * 4 * 3)
     mined = load_mined(tmp_path / "data")
     assert mined.manifest["kind"] == "ratio"
-    assert mined.manifest["settings"]["rows_per_kind"] == 3
+    assert mined.manifest["settings"]["rows"] == 3
     kinds = ("prompt", "draft", "target", "interleaved")
     assert Counter(mined.tokens["kind"]) == dict.fromkeys(kinds, 12)
     row = mined.tokens[0]
@@ -151,19 +150,19 @@ def test_ratio_labels(options, tmp_path):
 
 
 def test_self_labels(options, tmp_path):
-    printed = ok(*options, "--labels", "self", "--horizon", 3, "--most-lost", 0.2)
+    printed = ok(*options, "--labels", "self:horizon=3:most_lost=0.2")
     mined = load_mined(tmp_path / "data")
     assert int(figure(printed, "mismatches")) == len(mined.tokens["important"]) > 0
     assert mined.manifest["kind"] == "judge", "trained in the same way"
     assert (mined.manifest["settings"]["horizon"], mined.manifest["settings"]["most_lost"]) == (3, 0.2)
     again = run(*options, "--labels", "judge")
     assert again.exit_code == 2
-    assert "`--horizon` was 3 and is None" in again.stderr
+    assert "`horizon` was 3 and is None" in again.stderr
 
 
 def test_the_pair_needs_no_models_and_no_task(tiny_pair_folder, tmp_path, monkeypatch):
     monkeypatch.setattr(pairs, "load", functools.partial(pairs.load, folder=tiny_pair_folder))
-    printed = ok("--pair", "arithmetic", "--out", tmp_path, "--num-prompts", 2, "--max-new-tokens", 5)
+    printed = ok("--pair", "arithmetic", "--out", tmp_path, "--limit", 2, "--max-new-tokens", 5)
     # Untrained models state no answer.
     assert figure(printed, "skipped") == "2"
     assert load_mined(tmp_path).prompts["error"][0] == "the target's response states no answer"
@@ -174,25 +173,24 @@ def test_a_target_behind_an_api(options, tiny_pair_folder, tmp_path):
     local = options[2:4]
     remote = [option for option in options if option not in local]
     with openai_server(completes(pair.target, pair.tokenizer)) as server:
-        api = ["--target-api", server.url, "--target-api-model", "org/big"]
-        ok(*remote, *api)
+        ok(*remote, "--target-api", f"{server.url}#org/big")
         names = {request["model"] for request in server.requests}
     mined = load_mined(tmp_path / "data")
     assert names == {"org/big"}
     assert mined.manifest["target"] is None
-    assert mined.manifest["settings"]["target_api_model"] == "org/big"
+    assert mined.manifest["settings"]["api_model"] == "org/big"
     assert {"draft_draft", "draft_previous"} <= set(mined.tokens.column_names)
     assert not [name for name in mined.tokens.column_names if name in ("target_draft", "target_previous")]
 
     # A copy of the target in this process gives its states too.
     with openai_server(completes(pair.target, pair.tokenizer)) as server:
-        ok(*options, "--out", tmp_path / "both", "--target-api", server.url, "--target-api-model", "org/big")
+        ok(*options, "--out", tmp_path / "both", "--target-api", f"{server.url}#org/big")
     both = load_mined(tmp_path / "both")
     assert both.manifest["target"]["name"] == "target"
     assert {"target_draft", "draft_draft"} <= set(both.tokens.column_names)
 
-    refused = run(*remote, "--target-api", "http://127.0.0.1:9/v1", "--target-api-model", "org/other")
-    assert "`--target-api-model` was 'org/big' and is 'org/other'" in refused.stderr
+    refused = run(*remote, "--target-api", "http://127.0.0.1:9/v1#org/other")
+    assert "`api_model` was 'org/big' and is 'org/other'" in refused.stderr
 
 
 def test_an_interrupted_run_says_how_to_go_on(options, tmp_path, monkeypatch):

@@ -75,22 +75,6 @@ def test_a_comparison_is_printed_and_kept(mined, tmp_path):
         assert name in printed
 
 
-@pytest.mark.parametrize(
-    ("split", "options", "by_fold"),
-    [("test", (), True), ("train", (), False), ("train", ("--folds",), True), ("test", ("--no-folds",), False)],
-)
-def test_folds_are_for_prompts_that_are_measured_later(tmp_path, split, options, by_fold):
-    data = write_judged(tmp_path / "data", judged(), folds=3, settings={"split": split})
-    printed = run("judge", "--data", data, "--out", tmp_path / "head", *options).stdout
-    assert "out of fold" in printed
-    folders = sorted(path.name for path in (tmp_path / "head").glob("fold-*"))
-    assert folders == (["fold-0", "fold-1", "fold-2"] if by_fold else [])
-    for folder in folders:
-        training = JudgeHead.from_pretrained(tmp_path / "head" / folder).config.provenance["training"]
-        assert training["left_out_fold"] == int(folder[-1])
-    assert JudgeHead.from_pretrained(tmp_path / "head").config.metrics["prompts"] == 120
-
-
 def marked(path, examples=24):
     """Write responses in which every third number is marked."""
     lines = []
@@ -179,14 +163,13 @@ def test_the_position_may_be_chosen(ratio_data, tmp_path):
         (("judge", "--data", "MINED", "--annotations", "FILE"), "either `--data` or `--annotations`"),
         (("judge", "--data", "MINED", "--device", "x", "--task", "y"), "--task, --device can't be given with `--data`"),
         (("judge", "--data", "MINED", "--model", "/nowhere/at/all"), "`--model`"),
-        (("judge", "--annotations", "FILE"), "got none of them"),
-        (("judge", "--annotations", "FILE", "--model", "x"), "got ['--model']"),
-        (("judge", "--annotations", "FILE", "--model", "x", "--pair", "arithmetic"), "got ['--model', '--pair']"),
+        (("judge", "--annotations", "FILE"), "`--model` and `--assistant` have to be given"),
+        (("judge", "--annotations", "FILE", "--model", "x"), "`--assistant` has to be given"),
+        (("judge", "--annotations", "FILE", "--model", "x", "--pair", "arithmetic"), "leave out `--model`"),
         (("judge", "--annotations", "FILE", "--pair", "arithmetic"), "there is no"),
         (("judge", "--data", "/nowhere/at/all"), "'/nowhere/at/all'"),
         (("judge", "--data", "RATIOS"), "`lossy-assist train verifier`"),
         (("verifier", "--data", "MINED"), "`lossy-assist train judge`"),
-        (("judge", "--data", "MINED", "--folds"), "`--folds` needs one `--data`"),
         (("judge", "--data", "MINED", "--recall", "1.5"), "`--recall`"),
         (("verifier", "--data", "RATIOS", "--recall", "0"), "`--recall`"),
         (("judge", "--data", "MINED", "--pair", "arithmetic"), "but 'arithmetic' differs: of the target"),

@@ -249,7 +249,7 @@ def test_the_cache_is_the_user_s(monkeypatch):
         "inspect Hello --max-new-tokens 3 --out {folder}/page.html",
         "bench --prompts 1 --repeats 1 --max-new-tokens 3 --modes plain,lossless",
         "evaluate --task arithmetic --modes plain,dropmatch --limit 2 --max-new-tokens 4",
-        "mine --task arithmetic --num-prompts 2 --max-new-tokens 4 --out {folder}/mined",
+        "mine --task arithmetic --limit 2 --max-new-tokens 4 --out {folder}/mined",
     ],
 )
 def test_commands_take_the_pair(copied, command):

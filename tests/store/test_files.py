@@ -14,7 +14,7 @@ from hf_lossy_assist.store.folder import append_lines, claimed, folder_lock, rea
 from hf_lossy_assist.store.process import Process
 from hf_lossy_assist.store.reading import json_lines, read_text
 from hf_lossy_assist.values import MOST_LEVELS, from_json
-from tests.mining.shards import elsewhere
+from tests.training.shards import elsewhere
 
 ZIPPED = gzip.compress(b"text", mtime=0)
 NO_JSON = {

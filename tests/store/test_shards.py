@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from hf_lossy_assist import LossyValueError
-from hf_lossy_assist.mining.mining_run import load_mined
-from hf_lossy_assist.mining.ratio_labels import ratio_schemas
 from hf_lossy_assist.store import folder as files
 from hf_lossy_assist.store import shards as storage
 from hf_lossy_assist.store.shards import ShardStore, prompt_rows
-from tests.mining.shards import SCHEMAS, assert_holds, elsewhere, put, row, write_manifest
+from hf_lossy_assist.training.label_folder import load_mined
+from hf_lossy_assist.training.ratio_labels import ratio_schemas
+from tests.training.shards import SCHEMAS, assert_holds, elsewhere, put, row, write_manifest
 
 
 @pytest.fixture
@@ -33,7 +33,6 @@ def test_rows_come_back_as_they_went(folder):
     assert len(list(folder.glob("*.parquet"))) == 2
     mined = load_mined(folder)
     assert mined.manifest["kind"] == "judge"
-    assert mined.prompts[3]["fold"] == 0
     assert mined.tokens.features["target_draft"].length == 4
     assert [row["mismatches"] for row in prompt_rows(folder)] == [0, 1, 2, 3, 0, 1, 2]
     assert "prompt" not in prompt_rows(folder)[0]

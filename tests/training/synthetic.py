@@ -56,7 +56,7 @@ def ratios(prompts: int = 120, tokens: int = 5, seed: int = 0) -> Ratios:
     return Ratios(states, q * np.exp(-0.4 * signal), q, np.repeat(np.arange(prompts), tokens), np.resize(KINDS, n))
 
 
-def write_judged(folder: Path, examples: Examples, folds: int | None = None, shards: int = 2, **manifest: Any) -> Path:
+def write_judged(folder: Path, examples: Examples, shards: int = 2, **manifest: Any) -> Path:
     """Write what ``lossy-assist mine`` writes."""
     n = len(examples)
     tokens = {
@@ -65,9 +65,10 @@ def write_judged(folder: Path, examples: Examples, folds: int | None = None, sha
         "target_token": np.full(n, 5),
         "draft_token": np.full(n, 6),
         "important": examples.labels,
+        "weight": examples.weights,
         **{name: list(state) for name, state in examples.states.items()},
     }
-    return _write(folder, "judge", tokens, examples.prompts, folds, shards, manifest)
+    return _write(folder, "judge", tokens, examples.prompts, shards, manifest)
 
 
 def write_ratios(folder: Path, data: Ratios, shards: int = 2, **manifest: Any) -> Path:
@@ -82,15 +83,14 @@ def write_ratios(folder: Path, data: Ratios, shards: int = 2, **manifest: Any) -
         "previous": list(data.states["previous"]),
         "token_state": list(data.states["token"]),
     }
-    return _write(folder, "ratio", tokens, data.prompts, None, shards, manifest)
+    return _write(folder, "ratio", tokens, data.prompts, shards, manifest)
 
 
-def _write(folder, kind, tokens, prompts, folds, shards, manifest) -> Path:
+def _write(folder, kind, tokens, prompts, shards, manifest) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     ids = np.unique(prompts)
     table = {
         "prompt_id": ids,
-        "fold": [None] * len(ids) if folds is None else np.arange(len(ids)) % folds,
         "status": ["mined"] * len(ids),
         "prompt": [f"{folder.name}, {i}" for i in ids],
     }

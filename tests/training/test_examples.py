@@ -31,7 +31,6 @@ def test_what_was_written_is_read(tmp_path):
         assert (state == examples.states[name]).all()
     assert (labels == examples.labels).all()
     assert (np.sort(found.examples.prompts) == examples.prompts).all()
-    assert found.folds is None
     assert (found.origin.target, found.origin.draft, found.origin.task) == (TARGET, DRAFT, "arithmetic")
     manifest = json.loads((tmp_path / "manifest.json").read_text())
     ordered = json.dumps(manifest, sort_keys=True, ensure_ascii=False)
@@ -39,10 +38,9 @@ def test_what_was_written_is_read(tmp_path):
     assert found.origin.data["tokens"] == 100
 
 
-def test_folds_are_those_of_the_prompts(tmp_path):
-    found = read_judged(write_judged(tmp_path, judged(prompts=20), folds=4), ["target_draft"])
+def test_states_may_be_chosen(tmp_path):
+    found = read_judged(write_judged(tmp_path, judged(prompts=20)), ["target_draft"])
     assert list(found.examples.states) == ["target_draft"]
-    assert (found.folds == (found.examples.prompts // 7) % 4).all()
     more = write_judged(tmp_path / "more", judged(prompts=20, extra=("target_target",)))
     assert "target_target" in read_judged(more).examples.states
 
@@ -58,7 +56,6 @@ def test_folders_are_read_together(tmp_path):
     assert [*both.examples.states] == [*one.examples.states]
     for name, state in both.examples.states.items():
         assert (state == np.concatenate([one.examples.states[name], two.examples.states[name]])).all()
-    assert both.folds is None
     assert both.origin.data["others"] == [two.origin.data]
     assert read_together(folders[:1]).origin == one.origin
     other = write_judged(tmp_path / "other", judged(prompts=4), target=asdict(DRAFT))

@@ -232,50 +232,17 @@ def test_settings_out_of_range(settings, message):
         JudgeSettings(**settings)
 
 
-def test_every_fold_is_judged_by_a_head_that_has_not_seen_it(tmp_path):
+def test_every_fold_is_judged_by_a_classifier_that_has_not_seen_it():
     examples = judged(prompts=60)
     folds = (examples.prompts // 7) % 4
-    settings = JudgeSettings(strengths=(0.01, 1.0))
-    trained = train_judge(examples, ORIGIN, settings, folds=folds)
-    assert sorted(trained.by_fold) == [0, 1, 2, 3]
-    for fold, head in trained.by_fold.items():
-        assert head.config.provenance["training"]["left_out_fold"] == fold
-        changed = replace(examples, labels=examples.labels ^ (folds == fold))
-        again = train_judge(changed, ORIGIN, replace(settings, positions="draft", strengths=(1.0,)), folds=folds)
-        same = train_judge(examples, ORIGIN, replace(settings, positions="draft", strengths=(1.0,)), folds=folds)
-        assert torch.equal(again.by_fold[fold].weight, same.by_fold[fold].weight)
-        assert not torch.equal(again.by_fold[(fold + 1) % 4].weight, same.by_fold[(fold + 1) % 4].weight)
-    trained.save(tmp_path, folds=True)
-    assert torch.equal(JudgeHead.from_pretrained(tmp_path / "fold-2").weight, trained.by_fold[2].weight)
-    assert torch.equal(JudgeHead.from_pretrained(tmp_path).weight, trained.head.weight)
-
-
-def test_a_folds_figures_are_those_of_the_other_folds():
-    """A fold's own labels may not choose the threshold or the state of the head that is measured on it."""
-    examples = judged(prompts=60)
-    folds = (examples.prompts // 7) % 3
-    rng = np.random.default_rng(0)
-    inside = folds == 1
-    noise = rng.normal(size=examples.states["target_draft"][~inside].shape)
-    examples.states["target_draft"][~inside] = noise  # known in fold 1 alone, and there very well
-    examples.states["target_draft"][inside] += 9 * examples.labels[inside, None]
-    examples.states["target_previous"][~inside] += 0.5 * examples.labels[~inside, None]
-    settings = JudgeSettings(strengths=(1.0,))
-    trained = train_judge(examples, ORIGIN, settings, folds=folds)
-    assert trained.by_fold[1].config.positions == "previous"
-    read = {fold: head.config.positions for fold, head in trained.by_fold.items()}
-    for fold, head in trained.by_fold.items():
-        others, config = folds != fold, head.config
-        crossed = train_judge(examples, ORIGIN, replace(settings, positions=read[fold]), folds=folds)
-        labels, scores = examples.labels[others], crossed.probabilities[others]
-        assert config.metrics["auc"] == pytest.approx(roc_auc_score(labels, scores), abs=1e-6)
-        assert (scores[labels] >= config.threshold).mean() >= 0.9
-        assert all((scores[labels] >= larger).mean() < 0.9 for larger in scores if larger > config.threshold)
-        assert [row.threshold for row in config.thresholds] == sorted({row.threshold for row in config.thresholds})
-        assert all(row.skipped == pytest.approx((scores < row.threshold).mean()) for row in config.thresholds)
-        assert config.metrics["tokens"] == others.sum()
-        own = crossed.by_fold[fold].probability(torch.from_numpy(examples.features(config.columns)))
-        np.testing.assert_array_equal(trained.probabilities[~others], own.numpy()[~others])
+    settings = JudgeSettings(positions="draft", strengths=(1.0,))
+    before = train_judge(examples, ORIGIN, settings, folds=folds).probabilities
+    for fold in range(4):
+        inside = folds == fold
+        changed = replace(examples, labels=examples.labels ^ inside)
+        after = train_judge(changed, ORIGIN, settings, folds=folds).probabilities
+        assert (after[inside] == before[inside]).all()
+        assert not np.allclose(after[~inside], before[~inside])
 
 
 def test_folds_of_one_class_cannot_be_measured():

@@ -19,12 +19,12 @@ import torch
 
 from hf_lossy_assist import JudgeHead, LossyError, LossyValueError, VerifierHead
 from hf_lossy_assist.heads import Head
-from hf_lossy_assist.mining.mining_run import load_mined
 from hf_lossy_assist.tasks.sandbox import Sandbox, isolation
+from hf_lossy_assist.training.label_folder import load_mined
 from tests.acceptors.fixtures import HEADS
-from tests.mining.parts import run, tiny_parts, workload
 from tests.tasks.sandbox.programs import CHEATS, ENDLESS, assert_no_cheat
 from tests.tiny_models import noisy_copy, tiny
+from tests.training.parts import labelling, run, tiny_parts
 
 from .breaking import interruptions
 from .calls import Call
@@ -127,17 +127,17 @@ def kills(seed: int, count: int) -> Iterator[Case]:
     parts = tiny_parts(seed=3)
     prompts = 6
     with tempfile.TemporaryDirectory() as name:
-        run(Path(name) / "whole", parts, workload(parts, prompts))
+        run(Path(name) / "whole", labelling(parts, prompts))
         whole = _mined(Path(name) / "whole")
 
         def check(folder: Path, seconds: list[float]) -> str:
             killed = 0
             for wait in seconds:
-                killed += _run_and_kill(lambda: run(folder, parts, workload(parts, prompts)), wait)
+                killed += _run_and_kill(lambda: run(folder, labelling(parts, prompts)), wait)
                 with contextlib.suppress(LossyValueError):  # nothing is there yet
                     rows = _mined(folder)
                     assert all(whole[prompt] == row for prompt, row in rows.items()), "a row has changed"
-            run(folder, parts, workload(parts, prompts))
+            run(folder, labelling(parts, prompts))
             assert _mined(folder) == whole
             return "killed, whole after it" if killed else "ended first"
 

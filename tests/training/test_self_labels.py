@@ -8,17 +8,18 @@ from dataclasses import replace
 import pytest
 import torch
 
-from hf_lossy_assist.mining.choice import DraftArgmax, Greedy, GumbelMax
-from hf_lossy_assist.mining.judge_labels import SelfLabels, likelihood_changes
-from hf_lossy_assist.mining.reading import CachedText
-from tests.mining import reference
-from tests.mining.parts import Checksum, Parts, tiny_parts
+from hf_lossy_assist.models.reading import CachedText
+from hf_lossy_assist.training.choice import Greedy, GumbelMax
+from hf_lossy_assist.training.draft_choices import DraftArgmax
+from hf_lossy_assist.training.self_labels import SelfSearches, likelihood_changes
 from tests.tiny_models import ARCHITECTURES
+from tests.training import reference
+from tests.training.parts import Checksum, Parts, tiny_parts
 
 
-def labels(parts: Parts, slots: int = 2, horizon: int = 4, most_lost: float = 0.2) -> SelfLabels:
+def labels(parts: Parts, slots: int = 2, horizon: int = 4, most_lost: float = 0.2) -> SelfSearches:
     draft = DraftArgmax(parts.draft)
-    return SelfLabels(parts.target, draft, parts.limits(), Greedy(), slots, horizon, most_lost)
+    return SelfSearches(parts.target, draft, parts.limits(), Greedy(), slots, horizon, most_lost)
 
 
 def mean_likelihood(model, before: list[int], after: list[int]) -> float:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -23,10 +23,7 @@ from ..compat import cache_name, forward_accepts, has_recurrent_state, new_cache
 from ..core.distributions import Randomness
 from ..core.texts import common_prefix
 from ..errors import LossyUnsupportedError
-from ..models.lm_head_hook import lm_head_hook
-
-if TYPE_CHECKING:
-    from .search import Mismatch  # which needs an extra, and advice only reads texts
+from .lm_head_hook import lm_head_hook
 
 Job = TypeVar("Job")
 
@@ -49,14 +46,14 @@ class CachedText:
         return common_prefix(self.tokens, tuple(tokens))
 
 
-def check(model: PreTrainedModel) -> None:
+def check_readable(model: PreTrainedModel) -> None:
     """Refuse a model whose cache can't be cut back to a prefix."""
     refusal = obstacle_in_cache(model, new_cache(model))
     if has_recurrent_state(model):
         refusal = f"{type(model).__name__} keeps a recurrent state, which can't be cut back"
     if refusal or model.config.is_encoder_decoder:
         reason = refusal or f"{type(model).__name__} is an encoder-decoder"
-        raise LossyUnsupportedError(f"mining can't use this model: {reason}")
+        raise LossyUnsupportedError(f"labels can't be made with this model: {reason}")
 
 
 def forward(model: PreTrainedModel, ids: Tensor, mask: Tensor, cache: DynamicCache | None = None, **kwargs: Any) -> Any:
@@ -152,9 +149,6 @@ def read_prompts(model: PreTrainedModel, prompts: Iterable[tuple[int, ...]]) -> 
     return memories
 
 
-POSITIONS = ("previous", "draft", "target")
-"""The state that predicted a token, that after the draft's token, and that after the target's."""
-
 # Variants of a text that are read in one forward.
 _VARIANTS = 16
 
@@ -193,35 +187,6 @@ def variant_states(model: PreTrainedModel, text: ReadText, variants: Sequence[tu
         texts = [(*text.memory.tokens[:index], token) for index, token in batch]
         states.append(_read_states(model, texts, [(text.memory, index) for index, _ in batch], 1)[1][:, -1])
     return torch.cat(states) if states else text.states[:0]
-
-
-def mismatch_states(
-    model: PreTrainedModel,
-    prompt: Sequence[int],
-    response: Sequence[int],
-    mismatches: Sequence[Mismatch],
-    positions: Sequence[str] = ("previous", "draft"),
-    known: CachedText = CachedText(),
-) -> dict[str, Tensor]:
-    """Return a model's states ``(N, d)`` at every mismatch, for each of ``positions``.
-
-    ``response`` is the last one of the search (:attr:`.search.Found.last`). What the prompt has in common with a
-    ``known`` text is not read again.
-    """
-    shared = min(known.common(prompt), len(prompt) - 1)
-    first, end = len(prompt) - 1, max((one.index + 1 for one in mismatches), default=0)  # no state after it is wanted
-    text = read_text(model, (*prompt, *response[:end]), (known, shared), end + 1)
-    places = [len(prompt) + one.index for one in mismatches]
-    found = {}
-    for position in positions:
-        if position == "previous":
-            found[position] = text.states[[place - 1 - first for place in places]]
-            continue
-        wanted = [(place, getattr(one, f"{position}_token")) for place, one in zip(places, mismatches, strict=True)]
-        found[position] = text.states[[place - first for place in places]]
-        others = [i for i, (place, token) in enumerate(wanted) if text.memory.tokens[place] != token]
-        found[position][others] = variant_states(model, text, [wanted[i] for i in others])
-    return found
 
 
 @torch.inference_mode()

@@ -1,6 +1,7 @@
 """Batches whose rows can be replaced by other texts at any time.
 
-As in :mod:`.reading`, texts are aligned on the right. A text can be taken out, kept, and put back cut to any length.
+As in :mod:`..models.reading`, texts are aligned on the right. A text can be taken out, kept, and put back cut to any
+length.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from transformers import PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
 from ..compat import new_cache
-from .reading import CachedText, forward
+from ..models.reading import CachedText, forward
 
 # Free columns on the right, which fill up before all rows move to the left.
 _SLACK = 128

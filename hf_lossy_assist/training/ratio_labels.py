@@ -18,9 +18,10 @@ import torch
 from transformers import PreTrainedModel
 
 from ..heads import ModelIdentity
+from ..models.reading import CachedText, read_prompts, read_text, variant_states
 from .choice import Choice, GumbelMax
-from .prompt_results import MINED, SKIPPED, Ids, Miner, Prompt, PromptResult, Schemas, table_schemas
-from .reading import CachedText, read_prompts, read_text, variant_states
+from .label_folder import Schemas, table_schemas
+from .prompts import MINED, SKIPPED, Ids, Prompt, PromptResult
 from .row_batch import RowBatch
 from .writing import ResponseLimits
 
@@ -65,7 +66,7 @@ def write_all(
 ) -> list[Ids]:
     """Write all continuations together, and return the tokens of each, with its EOS.
 
-    ``known`` has what each model remembers of every prompt (:func:`.reading.read_prompts`).
+    ``known`` has what each model remembers of every prompt (:func:`..models.reading.read_prompts`).
     """
     ids = [list(continuation.prompt) for continuation in continuations]
     contexts = [choice.context(continuation.key) for continuation in continuations]
@@ -109,7 +110,7 @@ KINDS: Mapping[str, tuple[str, ...]] = {
 
 
 @dataclass(frozen=True, eq=False)
-class RatioMiner(Miner):
+class RatioMiner:
     """Draws tokens from the draft after prefixes of every kind, with their probabilities under both models.
 
     ``choice`` has the seed and the temperature of all draws. Every prompt gives ``rows_per_kind`` labelled tokens of

@@ -8,16 +8,16 @@ import pytest
 
 from hf_lossy_assist import LossyValueError, pairs
 from hf_lossy_assist.errors import LossyServiceError
-from hf_lossy_assist.mining.choice import DraftArgmax
-from hf_lossy_assist.mining.judge_labels import JudgeMiner
-from hf_lossy_assist.mining.mining_run import load_mined
-from hf_lossy_assist.mining.prompt_results import Prompt
-from hf_lossy_assist.mining.searches import Searches
-from hf_lossy_assist.mining.writing import ApiWriter, PromptText
 from hf_lossy_assist.tasks import Example
 from hf_lossy_assist.tasks.api_model import ApiModel
-from tests.mining.parts import Checksum, Notes, Parts, by_prompt, run, tiny_parts, workload
+from hf_lossy_assist.training.draft_choices import DraftArgmax
+from hf_lossy_assist.training.label_folder import load_mined
+from hf_lossy_assist.training.labels import JudgeLabels
+from hf_lossy_assist.training.prompts import Prompt
+from hf_lossy_assist.training.searches import Searches
+from hf_lossy_assist.training.writing import ApiWriter, PromptText
 from tests.openai_server import completes, fails, openai_server, transformers_server
+from tests.training.parts import Checksum, Notes, Parts, by_prompt, labelling, run, tiny_parts
 
 
 def api_parts(**more) -> Parts:
@@ -55,11 +55,9 @@ def test_labels_are_those_of_a_target_in_this_process():
 
 def test_a_server_that_dies_midway_costs_nothing_that_was_mined(tmp_path):
     parts = api_parts()
-    work = workload(parts, 6)
 
     def mined_by(server) -> Notes:
-        miner = JudgeMiner(searches(parts, client(server), slots=2), {"draft": parts.draft}, {"draft": ("draft",)})
-        return run(tmp_path, parts, work, miner, target=None)
+        return run(tmp_path, labelling(parts, 6, target=None, api=client(server), labels=JudgeLabels(), batch_size=2))
 
     dying = openai_server(*[completes(parts.target, parts.tokenizer)] * 26, fails(500))
     with dying as server, pytest.raises(LossyServiceError, match="what was mined is kept"):

@@ -10,16 +10,16 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from hf_lossy_assist.compat import ending_tokens
-from hf_lossy_assist.mining.choice import DraftArgmax
-from hf_lossy_assist.mining.judge_labels import JudgeMiner
-from hf_lossy_assist.mining.mining_run import MiningPlan, MiningWorkload, mine, open_run
-from hf_lossy_assist.mining.prompt_results import Prompt, PromptResult
-from hf_lossy_assist.mining.rejoining import Rejoining
-from hf_lossy_assist.mining.search import Chosen, Found, UnfinishedSearches
-from hf_lossy_assist.mining.searches import Searches
-from hf_lossy_assist.mining.writing import LocalWriter, ResponseLimits
-from hf_lossy_assist.store.shards import ShardStore
 from hf_lossy_assist.tasks import Example, Task
+from hf_lossy_assist.training.draft_choices import DraftArgmax
+from hf_lossy_assist.training.judge_labels import JudgeMiner
+from hf_lossy_assist.training.label_folder import UnfinishedSearches
+from hf_lossy_assist.training.labelling import Labelling, mine
+from hf_lossy_assist.training.labels import JudgeLabels
+from hf_lossy_assist.training.prompts import Prompt, PromptResult
+from hf_lossy_assist.training.search import Chosen, Found
+from hf_lossy_assist.training.searches import Searches
+from hf_lossy_assist.training.writing import LocalWriter, ResponseLimits
 from tests.tiny_models import VOCAB, noisy_copy, tiny
 
 # Random models hardly ever say one given token; with this many ends, most responses end by themselves.
@@ -106,10 +106,8 @@ class Parts:
     def limits(self) -> ResponseLimits:
         return ResponseLimits(ending_tokens(self.target.generation_config), self.max_new_tokens)
 
-    def searches(
-        self, slots: int = 4, workers: int = 0, unfinished=None, *, rejoining=None, chosen=None, **choice
-    ) -> Searches:
-        writer = LocalWriter(self.target, slots, self.limits(), **choice, rejoining=rejoining or Rejoining())
+    def searches(self, slots: int = 4, workers: int = 0, unfinished=None, *, chosen=None, **choice) -> Searches:
+        writer = LocalWriter(self.target, slots, self.limits(), **choice)
         unfinished = unfinished or UnfinishedSearches()
         guesses = DraftArgmax(self.draft, **choice)
         return Searches(writer, guesses, self.task, self.decode, slots, workers, unfinished, chosen or Chosen())
@@ -141,27 +139,33 @@ def states_of(model, text) -> torch.Tensor:
 POSITIONS = {"target": ("previous", "draft", "target"), "draft": ("previous", "draft")}
 
 
-@dataclass
-class Notes:
-    """What a run said, and how many prompts earlier runs had finished."""
-
-    finished: int
-    total: int
-    outcomes: list[PromptResult]
-
-
 def judge(parts: Parts, slots: int = 3) -> JudgeMiner:
     return JudgeMiner(parts.searches(slots), {"target": parts.target, "draft": parts.draft}, POSITIONS)
 
 
-def workload(parts: Parts, count: int, **more) -> MiningWorkload:
-    return MiningWorkload(parts.task, parts.tokenizer, "train", count, **more)
+def labelling(parts: Parts, limit: int, **more) -> Labelling:
+    models = {"target": parts.target, "draft": parts.draft, "labels": JudgeLabels(target_states=True)}
+    sizes = {"limit": limit, "split": "train", "batch_size": 3, "max_new_tokens": parts.max_new_tokens}
+    return Labelling(parts.task, parts.tokenizer, **models | sizes | more)
 
 
-def run(folder, parts: Parts, work: MiningWorkload, miner=None, **plan) -> Notes:
-    miner = miner or judge(parts)
-    models = {"target": parts.target, "draft": parts.draft, "settings": {}}
-    open_run(folder, MiningPlan("judge", parts.task.name, **models | plan), {})
-    with ShardStore(folder, work.process.number, miner.schemas(), work.process.count) as store:
-        prompts, total = work.prompts(store.finished()), len(work.examples())
-        return Notes(total - len(prompts), total, list(mine(miner, work, prompts, store)))
+@dataclass
+class Notes:
+    """What a run said, and how many prompts earlier runs had finished."""
+
+    finished: int = 0
+    total: int = 0
+    results: list[PromptResult] = field(default_factory=list)
+
+    def add(self, finished: int, total: int, result: PromptResult | None) -> None:
+        if result is None:
+            self.finished, self.total = finished, total
+        else:
+            self.results.append(result)
+            assert (finished, total) == (self.finished + len(self.results), self.total)
+
+
+def run(folder, work: Labelling) -> Notes:
+    notes = Notes()
+    mine(work, folder, on_result=notes.add)
+    return notes

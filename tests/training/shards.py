@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from hf_lossy_assist.mining.judge_labels import judge_schemas
-from hf_lossy_assist.mining.mining_run import load_mined
 from hf_lossy_assist.store.shards import ShardStore
+from hf_lossy_assist.training.judge_labels import judge_schemas
+from hf_lossy_assist.training.label_folder import load_mined
 
 SCHEMAS = judge_schemas({"target_draft": 4, "draft_draft": 2})
 
@@ -30,7 +30,7 @@ def elsewhere(call: Callable[[], Any]) -> Any:
 
 
 def row(prompt: int, status: str = "mined", **more) -> dict:
-    return {"prompt_id": prompt, "fold": prompt % 3, "status": status, "error": None, "prompt": f"p{prompt}", **more}
+    return {"prompt_id": prompt, "status": status, "error": None, "prompt": f"p{prompt}", **more}
 
 
 def labels(prompt: int, n: int) -> dict:

@@ -9,15 +9,15 @@ import pytest
 import torch
 from scipy import stats
 
-from hf_lossy_assist.mining.choice import GumbelMax
-from hf_lossy_assist.mining.prompt_results import Prompt
-from hf_lossy_assist.mining.ratio_labels import KINDS, Continuation, RatioMiner, write_all
-from hf_lossy_assist.mining.reading import read_prompts
-from hf_lossy_assist.mining.writing import ResponseLimits
+from hf_lossy_assist.models.reading import read_prompts
 from hf_lossy_assist.store.shards import ShardStore
 from hf_lossy_assist.tasks import Example
-from tests.mining.parts import Parts, states_of, tiny_parts
+from hf_lossy_assist.training.choice import GumbelMax
+from hf_lossy_assist.training.prompts import Prompt
+from hf_lossy_assist.training.ratio_labels import KINDS, Continuation, RatioMiner, write_all
+from hf_lossy_assist.training.writing import ResponseLimits
 from tests.tiny_models import ARCHITECTURES, constant
+from tests.training.parts import Parts, states_of, tiny_parts
 
 CHOICE = GumbelMax(seed=0, temperature=0.8)
 
@@ -45,7 +45,7 @@ def spied(monkeypatch) -> list:
         written.extend(zip(continuations, texts, strict=True))
         return texts
 
-    monkeypatch.setattr("hf_lossy_assist.mining.ratio_labels.write_all", write)
+    monkeypatch.setattr("hf_lossy_assist.training.ratio_labels.write_all", write)
     return written
 
 
@@ -165,9 +165,7 @@ def test_a_text_that_ends_at_once_gives_no_rows(tmp_path):
     (outcome,) = rows.outcomes([Prompt(0, Example("", ""), (1, 2))])
     assert (outcome.status, outcome.error) == ("skipped", "a continuation is empty")
     with ShardStore(tmp_path, 0, rows.schemas()) as store:
-        store.add(
-            {"prompt_id": 0, "fold": 0, "status": "skipped", "error": outcome.error, **outcome.columns}, outcome.tokens
-        )
+        store.add({"prompt_id": 0, "status": "skipped", "error": outcome.error, **outcome.columns}, outcome.tokens)
 
 
 def test_short_continuations_are_used_more_than_once():

@@ -5,23 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
-from functools import reduce
-from itertools import accumulate
 from typing import Protocol
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from ..core.texts import common_prefix
 from ..errors import LossyServiceError, LossyValueError
+from ..models.reading import TOGETHER, CachedText, grouped, only_last_logits, read
 from ..tasks import Task
 from ..tasks.api_model import ApiModel
 from .choice import Choice, Greedy
-from .prompt_results import Ids, Prompt, ResponseCost
-from .reading import TOGETHER, CachedText, grouped, only_last_logits, read
-from .rejoining import OldText, Rejoining
+from .prompts import Ids, Prompt, ResponseCost
 from .row_batch import RowBatch
 
-_FEWEST = 4  # texts that have come back to old ones wait until so many can be read on, or nothing is left to write
 _PATIENCE = 0.1  # seconds that a step waits for a completion; meanwhile the draft and the task are not served
 
 
@@ -50,11 +45,8 @@ class Writer(Protocol):
     def end(self, slot: int) -> None:
         """Free ``slot``."""
 
-    def submit(self, slot: int, prefix: Ids, old: Ids = ()) -> None:
-        """Request the rest of a response that begins with ``prefix`` and is not over.
-
-        The prefix's last token replaces that of an ``old`` response, if any.
-        """
+    def submit(self, slot: int, prefix: Ids) -> None:
+        """Request the rest of a response that begins with ``prefix`` and is not over."""
 
     def step(self) -> Iterable[tuple[int, Ids]]:
         """Work for a while, and return each slot whose response is complete, with the response."""
@@ -77,10 +69,6 @@ class _Slot:
     memories: list[CachedText] = field(default_factory=list)
     ids: list[int] = field(default_factory=list)
     context: int = 0
-    # The text that the current one may come back to; where it would go on, and how many tokens have been equal.
-    old: OldText | None = None
-    place: int = 0
-    equal: int = 0
 
     @property
     def response(self) -> Ids:
@@ -92,15 +80,13 @@ class LocalWriter(Writer):
     """A writer with a model in this process: one token of every text per step.
 
     Each slot keeps the cache of its best known prefix, so the cost of a continuation does not depend on the length of
-    the text before it. What prompts have in common with the first one is read once. ``rejoining`` says what happens
-    where a text comes back to an old one.
+    the text before it. What prompts have in common with the first one is read once.
     """
 
     model: PreTrainedModel
     slots: int
     limits: ResponseLimits
     choice: Choice = field(default_factory=Greedy)
-    rejoining: Rejoining = field(default_factory=Rejoining)
 
     def __post_init__(self) -> None:
         self.close()
@@ -110,7 +96,6 @@ class LocalWriter(Writer):
         self._slots: dict[int, _Slot] = {}
         self._waiting: list[_Slot] = []
         self._writing: list[_Slot] = []
-        self._checking: list[_Slot] = []
         self._shared = CachedText()
 
     def begin(self, slot: int, prompt: Prompt, cost: ResponseCost) -> None:
@@ -119,22 +104,18 @@ class LocalWriter(Writer):
     def end(self, slot: int) -> None:
         del self._slots[slot]
 
-    def submit(self, slot: int, prefix: Ids, old: Ids = ()) -> None:
+    def submit(self, slot: int, prefix: Ids) -> None:
         text = self._slots[slot]
         text.ids = [*text.prompt, *prefix]
-        text.old = OldText(self.rejoining, old, len(prefix) - 1) if old else None
         text.context = self.choice.context(text.ids)
         self._waiting.append(text)
 
     def busy(self) -> bool:
-        return bool(self._waiting or self._writing or self._checking)
+        return bool(self._waiting or self._writing)
 
     def step(self) -> list[tuple[int, Ids]]:
         self._start_waiting()
-        done = self._write() if self._writing else []
-        if len(self._checking) >= _FEWEST or not self._writing:
-            done += self._check()
-        return [(slot.number, slot.response) for slot in done]
+        return self._write() if self._writing else []
 
     def _start_waiting(self) -> None:
         """Give every waiting text a row; first read texts without a cache, such as new prompts."""
@@ -162,7 +143,7 @@ class LocalWriter(Writer):
         self._writing += self._waiting
         self._waiting = []
 
-    def _write(self) -> list[_Slot]:
+    def _write(self) -> list[tuple[int, Ids]]:
         done = []
         logits = self._rows.step({slot.number: slot.ids[-1] for slot in self._writing}, len(self._slots))
         chosen = self.choice.choose(logits.float(), [slot.context for slot in self._writing])
@@ -170,56 +151,10 @@ class LocalWriter(Writer):
             slot.cost.target_tokens += 1
             slot.ids.append(token)
             slot.context = self.choice.extend(slot.context, token)
-            over = self.limits.over(slot.response)
-            place = None if over or slot.old is None else slot.old.rejoined(slot.response)
-            if over or place is not None:
+            if self.limits.over(slot.response):
                 slot.memories = [slot.memories[0], self._rows.remove(slot.number, slot.ids[:-1])]
                 self._writing.remove(slot)
-            if over:
-                done.append(slot)
-            elif place is not None:
-                slot.place, slot.equal = place, self.rejoining.first
-                self._checking.append(slot)
-        return done
-
-    def _check(self) -> list[_Slot]:
-        """Go on with texts that have come back to old ones: read more of these, or take them over."""
-        done = []
-        for slot in self._checking:
-            whole = (*slot.response, *slot.old.tokens[slot.place :])[: self.limits.max_new_tokens]
-            if self.limits.over(whole) and slot.old.stops(slot.response, slot.place, slot.equal):
-                slot.ids = [*slot.prompt, *whole]
-                done.append(slot)
-        unread = [slot for slot in self._checking if slot not in done]
-        self._checking = []
-        for group in grouped(unread, lambda slot: len(slot.old.ahead(slot.place, slot.equal)), TOGETHER):
-            done += self._read_ahead(group)
-        return done
-
-    def _read_ahead(self, slots: Sequence[_Slot]) -> list[_Slot]:
-        """Read the old texts' next tokens as drafts, and return the slots whose response is complete."""
-        drafts = [slot.old.ahead(slot.place, slot.equal) for slot in slots]
-        rooms = [self.limits.max_new_tokens - len(slot.response) for slot in slots]
-        drafts = [draft[:room] for draft, room in zip(drafts, rooms, strict=True)]
-        texts = [[*slot.ids, *draft[:-1]] for slot, draft in zip(slots, drafts, strict=True)]
-        reading = read(self.model, texts, [(slot.memories[-1], len(slot.ids) - 1) for slot in slots])
-        done = []
-        for row, (slot, draft) in enumerate(zip(slots, drafts, strict=True)):
-            contexts = [*accumulate(draft[:-1], self.choice.extend, initial=slot.context)]
-            chosen = self.choice.choose(reading.logits[row, -len(draft) :].float(), contexts)
-            n = common_prefix(draft, tuple(chosen))
-            slot.cost.target_tokens += len(draft)
-            slot.memories[-1] = reading.memories[row]
-            slot.ids += chosen[: n + 1]
-            slot.context = reduce(self.choice.extend, chosen[: n + 1], slot.context)
-            slot.place, slot.equal = slot.place + n, slot.equal + n
-            if self.limits.over(slot.response):
-                done.append(slot)
-            elif n == len(draft) and slot.place < len(slot.old.tokens):
-                self._checking.append(slot)
-            else:
-                self._rows.put(slot.number, slot.memories[-1], len(slot.ids) - 1)
-                self._writing.append(slot)
+                done.append((slot.number, slot.response))
         return done
 
 
@@ -284,7 +219,7 @@ class ApiWriter(Writer):
     def end(self, slot: int) -> None:
         del self._slots[slot]
 
-    def submit(self, slot: int, prefix: Ids, old: Ids = ()) -> None:
+    def submit(self, slot: int, prefix: Ids) -> None:
         room = self.limits.max_new_tokens - len(prefix)
         future = self._pool.submit(self.model.complete, self._slots[slot][0].write(prefix), room)
         self._open[future] = (slot, prefix)

@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from hf_lossy_assist import LossyUnsupportedError
-from hf_lossy_assist.mining.reading import CachedText, check, grouped, read, read_text
-from hf_lossy_assist.mining.row_batch import RowBatch
+from hf_lossy_assist.models.reading import CachedText, check_readable, grouped, read, read_text, variant_states
 from tests.tiny_models import ARCHITECTURES, VOCAB, constant, tiny
 
 
@@ -71,49 +70,31 @@ def test_jobs_of_similar_length_go_together(lengths, most, groups):
     assert list(grouped(lengths, int, most)) == groups
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_rows_come_and_go(architecture):
-    """Random exchanges of rows, longer than the buffers' slack."""
-    model = tiny(architecture)
-    rng = random.Random(0)
-    rows = RowBatch(model, 3)
-    held: list[tuple[int, ...] | None] = [None] * 3
-    memories: list[CachedText] = [
-        read(model, [text], [(CachedText(), 0)]).memories[0] for text in texts(2, (4, 11, 25))
-    ]
-    for step in range(160):
-        key = rng.randrange(3)
-        if held[key] is None or rng.random() < 0.1:
-            if held[key] is not None:
-                memories[key] = rows.remove(key, held[key])
-                assert memories[key].tokens == held[key]
-            memory = rng.choice(memories)
-            n = rng.randrange(1, min(len(memory.tokens), 40) + 1)
-            rows.put(key, memory, n)
-            held[key] = memory.tokens[:n]
-        tokens = {i: rng.randrange(3, VOCAB) for i, text in enumerate(held) if text is not None}
-        logits = rows.step(tokens, 3)
-        for row, i in enumerate(tokens):
-            held[i] = (*held[i], tokens[i])
-            if step % 8 == 0:
-                close(logits[row], alone(model, held[i])[-1])
-    close(rows.step({2: 5, 0: 6}, 2)[1], alone(model, (*held[0], 6))[-1])  # one text is forgotten
-    close(rows.step({0: 7}, 1)[0], alone(model, (*held[0], 6, 7))[-1])  # one row is enough
-
-
-def test_a_row_may_begin_with_nothing():
-    model = tiny()
-    rows = RowBatch(model, 2)
-    rows.put(0, CachedText(), 0)
-    close(rows.step({0: 7}, 2)[0], alone(model, (7,))[-1])
-    rows.put(1, rows.remove(0, (7,)), 1)
-    close(rows.step({1: 9}, 2)[0], alone(model, (7, 9))[-1])
-
-
 def test_a_model_that_keeps_a_state_is_refused():
-    check(tiny())
-    check(constant([0.5, 0.5]))
+    check_readable(tiny())
+    check_readable(constant([0.5, 0.5]))
     model = tiny()
     model.config.is_encoder_decoder = True
     with pytest.raises(LossyUnsupportedError, match="encoder-decoder"):
-        check(model)
+        check_readable(model)
+
+
+def test_many_variants_are_read_in_several_forwards():
+    model = tiny()
+    (tokens,) = texts(5, (14,))
+    text = read_text(model, tokens)
+    variants = [(4 + i % 10, 3 + i) for i in range(40)]
+    states = variant_states(model, text, variants)
+    assert states.shape == (40, 32)
+    for i in (0, 17, 39):
+        index, token = variants[i]
+        expected = read_text(model, (*tokens[:index], token)).states[-1]
+        close(states[i], expected)
+    assert variant_states(model, text, []).shape == (0, 32)
+
+
+def test_a_model_without_a_head_is_refused():
+    model = tiny()
+    model.get_output_embeddings = lambda: None
+    with pytest.raises(LossyUnsupportedError, match="LM head"):
+        read_text(model, (3, 4))

@@ -9,7 +9,7 @@ import torch
 from scipy import stats
 
 from hf_lossy_assist import LossyValueError
-from hf_lossy_assist.mining.choice import Greedy, GumbelMax, gumbel
+from hf_lossy_assist.training.choice import Greedy, GumbelMax, gumbel
 
 MASK = (1 << 64) - 1
 

@@ -1,44 +1,27 @@
-"""Training data for judge heads: labelled mismatches with their hidden states (Garipov et al. 2025, section 3).
-
-A search labels a mismatch by whether the answer depends on it. :class:`SelfLabels` labels it by the target's own
-likelihood of the text that follows (SelfJudge, arXiv:2510.02329).
-"""
+"""Labels by the target's own likelihood of the text that follows (SelfJudge, arXiv:2510.02329)."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import islice
-from typing import Any
 
-import pyarrow as pa
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from ..heads import ModelIdentity
-from .choice import MOST_LOGITS, Choice, DraftArgmax, DraftQuery
-from .prompt_results import (
-    FAILED,
-    MINED,
-    SKIPPED,
-    Ids,
-    Miner,
-    Prompt,
-    PromptResult,
-    ResponseCost,
-    Schemas,
-    table_schemas,
-)
+from ..models.reading import CachedText, read, read_prompts, read_text
+from .choice import Choice
+from .draft_choices import MOST_LOGITS, DraftArgmax, DraftQuery
+from .prompts import Ids, Prompt, ResponseCost
 from .ratio_labels import Continuation, write_all
-from .reading import CachedText, mismatch_states, read, read_prompts, read_text
 from .search import Found, Mismatch
-from .searches import Searched, Searches
+from .searches import Searched
 from .writing import ResponseLimits
 
 
 @dataclass(frozen=True, eq=False)
-class SelfLabels:
+class SelfSearches:
     """Labels every mismatch of the target's response by whether its continuation stays as likely.
 
     The draft's token replaces the target's, and the next ``horizon`` tokens y of the response stay. With x the draft's
@@ -119,75 +102,3 @@ def _likelihoods(logits: Tensor, tokens: Ids) -> Tensor:
     chosen = torch.tensor(tokens, dtype=torch.long, device=logits.device)
     logits = logits.float()
     return logits.gather(-1, chosen[:, None])[:, 0] - logits.logsumexp(-1)
-
-
-@dataclass(frozen=True, eq=False)
-class JudgeMiner(Miner):
-    """Labels the mismatches of prompts, and reads the states at every mismatch.
-
-    ``models`` are read, by role (``"target"``, ``"draft"``); ``positions`` chooses the states of each role from
-    :data:`.reading.POSITIONS`.
-    """
-
-    searches: Searches | SelfLabels
-    models: Mapping[str, PreTrainedModel]
-    positions: Mapping[str, Sequence[str]]
-    _read: dict[str, CachedText] = field(default_factory=dict)  # the first prompt, by role
-
-    def schemas(self) -> Schemas:
-        widths = {role: ModelIdentity.of(model).hidden_size for role, model in self.models.items()}
-        return judge_schemas({f"{role}_{at}": widths[role] for role in self.models for at in self.positions[role]})
-
-    def outcomes(self, prompts: Iterable[Prompt]) -> Iterator[PromptResult]:
-        for searched in self.searches.run(prompts):
-            yield self._outcome(searched)
-
-    def _outcome(self, searched: Searched) -> PromptResult:
-        found = searched.found
-        columns = {
-            "answer": found and found.answer,
-            "solved": found and found.solved,
-            "first_response": found and found.first,
-            "last_response": found and found.last,
-            "mismatches": len(found.mismatches) if found else 0,
-            "important": sum(one.important for one in found.mismatches) if found else 0,
-            "target_tokens": searched.counts.target_tokens,
-            "retokenised": searched.counts.retokenised,
-        }
-        if found is None:
-            error = f"{type(searched.error).__name__}: {searched.error}"
-            return PromptResult(searched.prompt, FAILED, columns, error=error)
-        if found.skipped:
-            return PromptResult(searched.prompt, SKIPPED, columns, error=found.skipped)
-        tokens = self._tokens(searched.prompt, found.last, found.mismatches) if found.mismatches else {}
-        return PromptResult(searched.prompt, MINED, columns, tokens)
-
-    def _tokens(self, prompt: Prompt, response: Sequence[int], mismatches: Sequence[Mismatch]) -> dict[str, Any]:
-        names = ("index", "target_token", "draft_token", "important", "weight")
-        columns: dict[str, Any] = {name: [getattr(one, name) for one in mismatches] for name in names}
-        for role, model in self.models.items():
-            if role not in self._read:
-                self._read[role] = read_prompts(model, [prompt.tokens])[prompt.tokens]
-            known = self._read[role]
-            states = mismatch_states(model, prompt.tokens, response, mismatches, self.positions[role], known)
-            for position, values in states.items():
-                columns[f"{role}_{position}"] = values.float().cpu().numpy()
-        return columns
-
-
-def judge_schemas(widths: Mapping[str, int]) -> Schemas:
-    """Return the tables of AutoJudge's labels with states of these ``widths`` by column, e.g. ``"target_draft"``."""
-    ids = pa.list_(pa.int32())
-    prompts = {
-        "answer": pa.string(),
-        "solved": pa.bool_(),
-        "first_response": ids,
-        "last_response": ids,
-        "mismatches": pa.int32(),
-        "important": pa.int32(),
-        "target_tokens": pa.int64(),
-        "retokenised": pa.int32(),
-    }
-    tokens = {"index": pa.int32(), "target_token": pa.int32(), "draft_token": pa.int32(), "important": pa.bool_()}
-    tokens |= {"weight": pa.float32()}
-    return table_schemas(prompts, tokens, widths)

@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hf_lossy_assist import pairs
-from hf_lossy_assist.mining.choice import GumbelMax, gumbel
-from hf_lossy_assist.mining.search import Found
-from tests.mining import reference
-from tests.mining.parts import Checksum, Parts, by_prompt, tiny_parts
+from hf_lossy_assist.training.choice import GumbelMax, gumbel
+from hf_lossy_assist.training.search import Found
 from tests.tiny_models import ARCHITECTURES
+from tests.training import reference
+from tests.training.parts import Checksum, Parts, by_prompt, tiny_parts
 
 
 def expected(parts: Parts, prompt, **functions):

@@ -5,11 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from hf_lossy_assist import LossyUnsupportedError
-from hf_lossy_assist.mining.reading import POSITIONS, mismatch_states, read_text, variant_states
-from hf_lossy_assist.mining.search import Mismatch
-from tests.mining.parts import states_of
+from hf_lossy_assist.training.judge_labels import POSITIONS, mismatch_states
+from hf_lossy_assist.training.search import Mismatch
 from tests.tiny_models import ARCHITECTURES, tiny
+from tests.training.parts import states_of
 
 PROMPT = (1, 5, 9, 20)
 RESPONSE = (7, 8, 30, 31, 32, 12, 13, 14, 15, 33)
@@ -45,23 +44,3 @@ def test_only_what_is_wanted_is_read():
     assert [*found] == ["draft"]
     assert found["draft"].shape == (1, 32)
     assert read == [5, 1]  # nothing after the last mismatch
-
-
-def test_many_variants_are_read_in_several_forwards():
-    model = tiny()
-    text = read_text(model, (*PROMPT, *RESPONSE))
-    variants = [(4 + i % 10, 3 + i) for i in range(40)]
-    states = variant_states(model, text, variants)
-    assert states.shape == (40, 32)
-    for i in (0, 17, 39):
-        index, token = variants[i]
-        expected = states_of(model, [*(PROMPT + RESPONSE)[:index], token])[-1]
-        torch.testing.assert_close(states[i], expected, atol=2e-5, rtol=1e-4)
-    assert variant_states(model, text, []).shape == (0, 32)
-
-
-def test_a_model_without_a_head_is_refused():
-    model = tiny()
-    model.get_output_embeddings = lambda: None
-    with pytest.raises(LossyUnsupportedError, match="LM head"):
-        read_text(model, PROMPT)

@@ -9,9 +9,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..tasks import Task
-from .choice import DraftArgmax, DraftQuery
-from .prompt_results import Prompt, ResponseCost
-from .search import Ask, Chosen, Continue, Found, Guess, Learned, Request, Search, UnfinishedSearches, search
+from .draft_choices import DraftArgmax, DraftQuery
+from .label_folder import Search, UnfinishedSearches
+from .prompts import Prompt, ResponseCost
+from .search import Ask, Chosen, Continue, Found, Guess, Learned, Request, search
 from .writing import Writer
 
 
@@ -160,8 +161,8 @@ class _Run:
         match request:
             case Continue(prefix) if self._plan.writer.limits.over(prefix):
                 self._reply(slot, prefix)
-            case Continue(prefix, old):
-                self._plan.writer.submit(slot, prefix, old)
+            case Continue(prefix):
+                self._plan.writer.submit(slot, prefix)
             case Guess(response, start):
                 self._guesses.append(DraftQuery(slot, self._running[slot].prompt.tokens, response, start))
             case Ask(question):

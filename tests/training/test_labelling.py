@@ -3,41 +3,37 @@
 from __future__ import annotations
 
 import dataclasses
-import shutil
 import signal
 import time
 from collections import Counter
-from operator import itemgetter
-from pathlib import Path
 
 import pytest
 import torch
 
 from hf_lossy_assist import LossyValueError
-from hf_lossy_assist.mining.mining_run import fold_of, load_mined, longest_prompt
-from hf_lossy_assist.mining.reading import mismatch_states
 from hf_lossy_assist.store.process import Process
+from hf_lossy_assist.training.judge_labels import mismatch_states
+from hf_lossy_assist.training.label_folder import load_mined
 from tests.forking import ended, fork
-from tests.mining.parts import Checksum, run, tiny_parts, workload
 from tests.tiny_models import tiny
+from tests.training.parts import Checksum, labelling, run, tiny_parts
 
 LABELS = ("index", "target_token", "draft_token", "important", "weight")
 
 
 def test_everything_is_stored(tmp_path):
     parts = tiny_parts(seed=3)
-    notes = run(tmp_path, parts, workload(parts, 5, folds=3))
-    assert (notes.finished, notes.total, len(notes.outcomes)) == (0, 5, 5)
+    notes = run(tmp_path, labelling(parts, 5))
+    assert (notes.finished, notes.total, len(notes.results)) == (0, 5, 5)
     mined = load_mined(tmp_path)
     found = {result.prompt.id: result.found for result in parts.searches(2).run(parts.prompts(5))}
     tokens = mined.tokens.with_format("torch")
     assert set(tokens.column_names) == {
         "prompt_id", "index", "target_token", "draft_token", "important", "weight", "target_previous", "target_draft",
-        "target_target", "draft_previous", "draft_draft",
+        "target_target", "draft_previous", "draft_draft", "draft_target",
     }  # fmt: skip
     for prompt in mined.prompts:
         i = prompt["prompt_id"]
-        assert prompt["fold"] == fold_of(i, 3)
         assert prompt["prompt_tokens"] == list(parts.prompts(5)[i].tokens)
         assert prompt["status"] == ("skipped" if found[i].answer is None else "mined")
         assert (prompt["first_response"], prompt["last_response"]) == (list(found[i].first), list(found[i].last))
@@ -58,40 +54,22 @@ def test_everything_is_stored(tmp_path):
 
 def test_a_repeated_run_mines_the_rest(tmp_path):
     parts = tiny_parts(seed=3)
-    run(tmp_path, parts, workload(parts, 3))
+    run(tmp_path, labelling(parts, 3))
     before = load_mined(tmp_path).prompts.to_list()
-    notes = run(tmp_path, parts, workload(parts, 6))
+    notes = run(tmp_path, labelling(parts, 6))
     assert (notes.finished, notes.total) == (3, 6)
-    assert sorted(outcome.prompt.id for outcome in notes.outcomes) == [3, 4, 5]
+    assert sorted(outcome.prompt.id for outcome in notes.results) == [3, 4, 5]
     assert load_mined(tmp_path).prompts.to_list()[:3] == before
-    assert run(tmp_path, parts, workload(parts, 6)).outcomes == []
-
-
-def test_a_folder_of_an_earlier_version_is_read_and_continued(tmp_path):
-    """An earlier commit has mined the two prompts in ``before`` from these parts."""
-    parts = tiny_parts(seed=3, max_new_tokens=6)
-    old = shutil.copytree(Path(__file__).parent / "before", tmp_path / "old")
-    run(tmp_path / "new", parts, workload(parts, 3, folds=3))
-    notes = run(old, parts, workload(parts, 3, folds=3))
-    assert [outcome.prompt.id for outcome in notes.outcomes] == [2]
-    found, wanted = load_mined(old), load_mined(tmp_path / "new")
-    assert found.tokens.features == wanted.tokens.features
-    by_prompt = itemgetter("prompt_id")
-    prompts = [sorted(mined.prompts.remove_columns("solved"), key=by_prompt) for mined in (found, wanted)]
-    assert prompts[0] == prompts[1]
-    assert list(found.prompts["solved"]).count(None) == 2, "earlier versions did not say which were solved"
-    labels = [sorted(mined.tokens.select_columns(["prompt_id", *LABELS]), key=by_prompt) for mined in (found, wanted)]
-    assert labels[0] == labels[1]
-    assert len(found.tokens) > 3
+    assert run(tmp_path, labelling(parts, 6)).results == []
 
 
 def test_processes_share_the_prompts(tmp_path):
     parts = tiny_parts(seed=3)
     alone, shared = tmp_path / "alone", tmp_path / "shared"
-    run(alone, parts, workload(parts, 5))
+    run(alone, labelling(parts, 5))
     for process in range(2):
-        notes = run(shared, parts, workload(parts, 5, process=Process(process, 2)))
-        assert sorted(outcome.prompt.id for outcome in notes.outcomes) == list(range(5))[process::2]
+        notes = run(shared, labelling(parts, 5, process=Process(process, 2)))
+        assert sorted(outcome.prompt.id for outcome in notes.results) == list(range(5))[process::2]
 
     def labels(folder):
         tokens = load_mined(folder).tokens
@@ -99,14 +77,7 @@ def test_processes_share_the_prompts(tmp_path):
 
     assert labels(shared) == labels(alone)
     # One process alone would find nothing to do.
-    assert run(shared, parts, workload(parts, 5)).outcomes == []
-
-
-def test_folds_are_even_and_do_not_depend_on_the_run():
-    counts = Counter(fold_of(prompt, 5) for prompt in range(500))
-    assert sorted(counts) == [0, 1, 2, 3, 4]
-    assert min(counts.values()) > 70
-    assert {fold_of(prompt, 1) for prompt in range(50)} == {0}
+    assert run(shared, labelling(parts, 5)).results == []
 
 
 class Moody(Checksum):
@@ -125,48 +96,48 @@ class Moody(Checksum):
 def test_a_task_that_raises_is_recorded_and_tried_again(tmp_path):
     texts = [example.prompt for example in Checksum().examples("train", 5)]
     parts = tiny_parts(seed=3, task=Moody(lambda example: example.prompt == texts[1]))
-    run(tmp_path, parts, workload(parts, 5))
+    run(tmp_path, labelling(parts, 5))
     statuses = {row["prompt_id"]: (row["status"], row["error"]) for row in load_mined(tmp_path).prompts}
     assert len(statuses) == 5
     assert statuses[1] == ("failed", "ZeroDivisionError: no idea")
     assert [i for i in statuses if statuses[i][0] == "failed"] == [1]
 
     parts.task.moods = lambda example: False
-    notes = run(tmp_path, parts, workload(parts, 5))
-    assert [outcome.prompt.id for outcome in notes.outcomes] == [1]
+    notes = run(tmp_path, labelling(parts, 5))
+    assert [outcome.prompt.id for outcome in notes.results] == [1]
     assert load_mined(tmp_path).prompts.num_rows == 5
 
 
 def test_a_task_that_always_raises_stops_the_run(tmp_path):
     parts = tiny_parts(task=Moody(lambda example: True))
     with pytest.raises(LossyValueError, match=r"`task`.*first 10 prompts.*ZeroDivisionError: no idea"):
-        run(tmp_path, parts, workload(parts, 40))
+        run(tmp_path, labelling(parts, 40))
     assert load_mined(tmp_path).prompts.num_rows == 10
     with pytest.raises(LossyValueError, match="`split`"):
-        run(tmp_path, parts, workload(parts, 0))
+        run(tmp_path, labelling(parts, 0))
     # One success is enough to go on.
     first = parts.task.examples("train", 1)[0].prompt
     parts.task.moods = lambda example: example.prompt != first
-    notes = run(tmp_path / "more", parts, workload(parts, 14))
-    assert Counter(outcome.status for outcome in notes.outcomes)["failed"] == 13
+    notes = run(tmp_path / "more", labelling(parts, 14))
+    assert Counter(outcome.status for outcome in notes.results)["failed"] == 13
 
 
 def test_prompts_that_do_not_fit_are_skipped(tmp_path):
     parts = tiny_parts(seed=3)
     lengths = [len(prompt.tokens) for prompt in parts.prompts(6)]
     limit = sorted(lengths)[2]
-    run(tmp_path, parts, workload(parts, 6, longest=limit))
+    run(tmp_path, labelling(parts, 6, max_new_tokens=256 - limit))
     for row in load_mined(tmp_path).prompts:
         too_long = lengths[row["prompt_id"]] > limit
         assert (row["error"] or "").startswith("the prompt has") == too_long
         assert row["status"] == "skipped" or not too_long
-    assert longest_prompt([tiny("llama"), tiny("gpt2")], 100) == 156
+    assert labelling(parts, 1, draft=tiny("gpt2"), max_new_tokens=100).longest == 156
 
 
 def test_a_killed_process_is_continued(tmp_path):
     """SIGKILL, a hard one: nothing that was finished is lost or mined again."""
     parts = tiny_parts(seed=3)
-    victim = fork(run, tmp_path, parts, workload(parts, 2000))
+    victim = fork(run, tmp_path, labelling(parts, 2000))
     for _ in range(1200):
         if len(list(tmp_path.glob("prompts-*.parquet"))) >= 5 or not victim.is_alive():
             break
@@ -177,9 +148,9 @@ def test_a_killed_process_is_continued(tmp_path):
     assert len(before) >= 5
 
     count = max(before) + 3
-    notes = run(tmp_path, parts, workload(parts, count))
+    notes = run(tmp_path, labelling(parts, count))
     after = load_mined(tmp_path)
-    assert sorted(outcome.prompt.id for outcome in notes.outcomes) == sorted(set(range(count)) - before.keys())
+    assert sorted(outcome.prompt.id for outcome in notes.results) == sorted(set(range(count)) - before.keys())
     assert sorted(after.prompts["prompt_id"]) == list(range(count))
     assert {row["prompt_id"]: row for row in after.prompts if row["prompt_id"] in before} == before
     labels = Counter(after.tokens["prompt_id"])

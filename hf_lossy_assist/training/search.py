@@ -1,4 +1,4 @@
-"""AutoJudge's search for important tokens (Garipov et al. 2025, Algorithm 1), for one prompt, and its notes on disk.
+"""AutoJudge's search for important tokens (Garipov et al. 2025, Algorithm 1), for one prompt.
 
 The search does not know models: it is a generator that yields requests (:class:`Continue`, :class:`Guess`,
 :class:`Ask`, :class:`Learned`) and receives the replies, so its caller can serve many searches at once.
@@ -6,31 +6,22 @@ The search does not know models: it is a generator that yields requests (:class:
 
 from __future__ import annotations
 
-import json
 import math
 import random
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
-from ..errors import LossyValueError
-from ..store.folder import write_whole
 from ..tasks import Example, Task
-from ..values import from_json
-from .prompt_results import Ids, ResponseCost
+from .prompts import Ids
 
 
 @dataclass(frozen=True)
 class Continue:
-    """A request for the target's response that begins with ``prefix`` (GENERATE); the reply includes the prefix.
-
-    ``old`` is the response whose token was replaced by the prefix's last one. The new one often comes back to it.
-    """
+    """A request for the target's response that begins with ``prefix`` (GENERATE); the reply includes the prefix."""
 
     prefix: Ids
-    old: Ids = ()
 
 
 @dataclass(frozen=True)
@@ -160,7 +151,7 @@ def search(
         met += 1
         if math.floor(met / weight + start) == math.floor((met - 1) / weight + start):
             continue
-        new = yield Continue((*found.last[:t], guesses[t]), found.last)
+        new = yield Continue((*found.last[:t], guesses[t]))
         new_text = decode(new)
         kept = yield Ask(partial(task.keeps_answer, example, text, new_text))
         mismatch = Mismatch(t, found.last[t], guesses[t], not kept, weight)
@@ -169,75 +160,3 @@ def search(
             found, text, guesses = replace(found, last=new), new_text, guesses[: t + 1]
         yield Learned(found)
     return found
-
-
-Search = tuple[ResponseCost, Found]
-"""The cost of a search so far, and what it has found."""
-
-
-class UnfinishedSearches:
-    """The searches that a run has begun, by prompt, so that an interrupted run goes on within them.
-
-    Every process writes a file of its own beside the mined data, and reads those of all. Without a folder, searches are
-    forgotten.
-    """
-
-    def __init__(self, folder: Path | None = None, process: int = 0) -> None:
-        self._path = None if folder is None else folder / f"unfinished-{process}.json"
-        files = [] if folder is None else folder.glob("unfinished-*.json")
-        found = [search for path in files for search in _read(path)]
-        # Where the number of processes has changed, two files may have the same prompt.
-        self._searches: dict[int, Search] = dict(sorted(found, key=lambda one: len(one[1][1].mismatches)))
-
-    def items(self) -> Iterable[tuple[int, Search]]:
-        return self._searches.items()
-
-    def get(self, prompt: int) -> tuple[ResponseCost, Found | None]:
-        """Return the saved cost and findings of a prompt's search; empty for a new prompt."""
-        return self._searches.get(prompt, (ResponseCost(), None))
-
-    def keep(self, learned: Mapping[int, Search]) -> None:
-        """Save the findings of searches, if any has found something new."""
-        self._searches |= learned
-        if learned and self._path is not None:
-            records = [record_of(prompt, *search) for prompt, search in self._searches.items()]
-            write_whole(self._path, json.dumps(records).encode())
-
-    def forget(self, prompts: Iterable[int]) -> None:
-        """Drop finished prompts from the next save. With the last one, the file goes."""
-        for prompt in prompts:
-            self._searches.pop(prompt, None)
-        if not self._searches and self._path is not None:
-            self._path.unlink(missing_ok=True)
-
-
-def _read(path: Path) -> list[tuple[int, Search]]:
-    try:
-        return [search_of(record) for record in from_json(path.read_bytes(), "it")]
-    except (AttributeError, LookupError, TypeError, ValueError) as error:
-        raise LossyValueError(
-            f"`out` has a file of unfinished searches that can't be read, {str(path)!r}: {error!r}; delete it"
-        ) from error
-
-
-def record_of(prompt: int, cost: ResponseCost, found: Found) -> dict[str, Any]:
-    """Return a search as JSON has it."""
-    mismatches = [[*vars(x).values()][: None if x.weight != 1 else -1] for x in found.mismatches]
-    return {
-        "prompt_id": prompt,
-        "answer": found.answer,
-        "first_response": found.first,
-        "last_response": found.last,
-        "target_tokens": cost.target_tokens,
-        "retokenised": cost.retokenised,
-        "solved": found.solved,
-        "mismatches": mismatches,
-    }
-
-
-def search_of(record: Mapping[str, Any]) -> tuple[int, Search]:
-    """Return the prompt and the search of a record."""
-    mismatches = tuple(Mismatch(*values) for values in record["mismatches"])
-    first, last = tuple(record["first_response"]), tuple(record["last_response"])
-    cost = ResponseCost(record["target_tokens"], record.get("retokenised", 0))
-    return record["prompt_id"], (cost, Found(first, last, record["answer"], mismatches, record.get("solved")))

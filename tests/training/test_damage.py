@@ -14,14 +14,16 @@ from pathlib import Path
 import pytest
 
 from hf_lossy_assist import LossyValueError
-from hf_lossy_assist.mining.mining_run import MiningPlan, load_mined, open_run
 from hf_lossy_assist.store import folder as files
 from hf_lossy_assist.store import shards as storage
 from hf_lossy_assist.store.process import Process
 from hf_lossy_assist.store.shards import ShardStore, prompt_rows
-from tests.mining.parts import judge, run, tiny_parts, workload
-from tests.mining.shards import SCHEMAS, assert_holds, elsewhere, put, write_manifest
+from hf_lossy_assist.tasks.api_model import ApiModel
+from hf_lossy_assist.training.label_folder import load_mined, open_run
+from hf_lossy_assist.training.labels import JudgeLabels, RatioLabels, SelfLabels
 from tests.tiny_models import noisy_copy, tiny
+from tests.training.parts import Checksum, Parts, judge, labelling, run, tiny_parts
+from tests.training.shards import SCHEMAS, assert_holds, elsewhere, put, write_manifest
 
 TARGET = tiny("llama", 0)
 
@@ -113,19 +115,23 @@ def test_data_without_checksums_can_be_read(folder: Path):
 
 def test_another_number_of_processes_at_the_same_time_is_refused(tmp_path: Path):
     parts = tiny_parts(seed=3)
-    open_run(tmp_path, MiningPlan("judge", parts.task.name, parts.target, parts.draft, {}), {})
+    open_run(tmp_path, labelling(parts, 6), {})
     refused = pytest.raises(LossyValueError, match="process 0 of 1 is at work")
     with ShardStore(tmp_path, 0, judge(parts).schemas()), refused:
-        elsewhere(lambda: run(tmp_path, parts, workload(parts, 6, process=Process(1, 2))))
+        elsewhere(lambda: run(tmp_path, labelling(parts, 6, process=Process(1, 2))))
     for process in range(2):
-        run(tmp_path, parts, workload(parts, 6, process=Process(process, 2)))
+        run(tmp_path, labelling(parts, 6, process=Process(process, 2)))
     mined = load_mined(tmp_path)
     labels = Counter(mined.tokens["prompt_id"])
     assert all(labels[row["prompt_id"]] == row["mismatches"] for row in mined.prompts)
 
 
-SETTINGS = {"max_new_tokens": 8, "decoding": "greedy", "seed": (1, 2)}
-PLAN = MiningPlan("judge", "checksum", TARGET, noisy_copy(TARGET), SETTINGS)
+PLAN = labelling(Parts(TARGET, noisy_copy(TARGET), max_new_tokens=8), 4, settings={"shots": (1, 2)})
+API = ApiModel("http://localhost:1/v1", "org/big")
+
+
+class Renamed(Checksum):
+    name = "gsm8k"
 
 
 def test_a_run_is_entered(tmp_path):
@@ -137,38 +143,45 @@ def test_a_run_is_entered(tmp_path):
     assert manifest["task"] == "checksum"
     assert manifest["target"]["architecture"] == "LlamaForCausalLM"
     assert manifest["draft"]["hidden_size"] == 32
-    assert manifest["settings"] == {"max_new_tokens": 8, "decoding": "greedy", "seed": [1, 2]}
+    assert manifest["settings"] == {
+        "labels": "judge", "target_states": True, "writer_dtype": None, "split": "train", "max_new_tokens": 8,
+        "dtype": {"target": "float32", "draft": "float32"}, "decoding": "greedy", "api_model": None, "shots": [1, 2],
+    }  # fmt: skip
     assert [run["argv"] for run in manifest["runs"]] == [["lossy-assist", "mine"], ["again"]]
     assert not list(folder.glob("*.partial"))
 
 
+def test_what_may_change_from_run_to_run(tmp_path):
+    open_run(tmp_path, PLAN, {})
+    cheaper = JudgeLabels(mismatches=3, only_solved=True, workers=2, target_states=True)
+    open_run(tmp_path, dataclasses.replace(PLAN, labels=cheaper, limit=9, batch_size=1), {})
+
+
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    ("changes", "named"),
     [
-        ({"kind": "ratio"}, "`kind` was 'judge' and is 'ratio'"),
-        ({"task": "gsm8k"}, "`task` was 'checksum' and is 'gsm8k'"),
-        ({"settings": {**SETTINGS, "max_new_tokens": 9}}, "`max_new_tokens` was 8 and is 9;"),
-        ({"settings": {**SETTINGS, "decoding": {"temperature": 0.5}}}, r"`decoding` was 'greedy' and is \{'temp"),
-        ({"settings": {**SETTINGS, "new": 1}}, "`new` was None and is 1"),
-        ({"target": tiny("llama", 1)}, "of the target, the weights of the LM head differ"),
-        ({"draft": tiny("qwen3")}, "of the draft, the architecture is Qwen3ForCausalLM, not LlamaForCausalLM"),
-        ({"target": None}, "of the target, there is none"),
-        (
-            {"kind": "ratio", "draft": tiny("qwen3")},
-            "`kind` was 'judge' and is 'ratio'; of the draft, the architecture",
-        ),
+        ({"labels": RatioLabels()}, ["`kind` was 'judge' and is 'ratio'", "`labels`", "`rows` was None and is 8"]),
+        ({"labels": SelfLabels()}, ["`labels` was 'judge' and is 'self'", "`horizon`"]),
+        ({"labels": JudgeLabels(temperature=0.5, target_states=True)}, ["`decoding` was 'greedy' and is {'temp"]),
+        ({"task": Renamed()}, ["`task` was 'checksum' and is 'gsm8k'"]),
+        ({"max_new_tokens": 9}, ["`max_new_tokens` was 8 and is 9;"]),
+        ({"settings": {"shots": [1, 2], "new": 1}}, ["`new` was None and is 1"]),
+        ({"target": tiny("llama", 1)}, ["of the target, the weights of the LM head differ"]),
+        ({"draft": tiny("qwen3")}, ["of the draft, the architecture is Qwen3ForCausalLM, not LlamaForCausalLM"]),
+        ({"target": None, "api": API}, ["of the target, there is none", "`api_model`"]),
     ],
 )
-def test_another_plan_is_refused_and_named(tmp_path, changes, message):
+def test_another_plan_is_refused_and_named(tmp_path, changes, named):
     open_run(tmp_path, PLAN, {})
     before = (tmp_path / "manifest.json").read_text()
-    with pytest.raises(LossyValueError, match=message):
+    with pytest.raises(LossyValueError) as caught:
         open_run(tmp_path, dataclasses.replace(PLAN, **changes), {})
+    assert [words for words in named if words not in str(caught.value)] == []
     assert (tmp_path / "manifest.json").read_text() == before
 
 
 def test_a_plan_without_a_target_is_one_too(tmp_path):
-    plan = dataclasses.replace(PLAN, target=None)
+    plan = dataclasses.replace(PLAN, target=None, api=API)
     open_run(tmp_path, plan, {})
     open_run(tmp_path, plan, {})
     assert json.loads((tmp_path / "manifest.json").read_text())["target"] is None
@@ -180,15 +193,15 @@ def test_task_data_that_changed_are_refused(tmp_path: Path):
     data = tmp_path / "data.jsonl"
     data.write_text('{"question": "1 + 1"}\n')
     folder = tmp_path / "mined"
-    plan = dataclasses.replace(PLAN, settings={"task_data": str(data)})
+    plan = dataclasses.replace(PLAN, settings={"data": str(data)})
     open_run(folder, plan, {})
     open_run(folder, plan, {})
     data.write_text('{"question": "1 + 2"}\n')
-    with pytest.raises(LossyValueError, match=r"`task_data_sha256` was '.*' and is '"):
+    with pytest.raises(LossyValueError, match=r"`data_sha256` was '.*' and is '"):
         open_run(folder, plan, {})
     # What is no file is a name.
-    named = dataclasses.replace(PLAN, settings={"task_data": "org/dataset"})
-    assert "task_data_sha256" not in named.record()["settings"]
+    named = dataclasses.replace(PLAN, settings={"data": "org/dataset"})
+    assert "data_sha256" not in named.record()["settings"]
 
 
 def test_a_file_is_no_folder(tmp_path: Path):

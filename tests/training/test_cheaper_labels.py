@@ -1,4 +1,4 @@
-"""Labels that cost less: texts that come back to old ones, drawn mismatches, prompts that the target solves."""
+"""Labels that cost less: drawn mismatches, prompts that the target solves, beginnings that prompts share."""
 
 from __future__ import annotations
 
@@ -8,92 +8,10 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from hf_lossy_assist import pairs
-from hf_lossy_assist.mining.choice import Greedy, GumbelMax
-from hf_lossy_assist.mining.rejoining import OldText, Rejoining
-from hf_lossy_assist.mining.search import Chosen, Found, UnfinishedSearches, search
 from hf_lossy_assist.tasks import Example
-from tests.mining.parts import Checksum, Parts, by_prompt, judge, tiny_parts
-from tests.tiny_models import ARCHITECTURES
-
-
-def labels_of(found: Found) -> list[tuple[int, int, int, bool]]:
-    return [(m.index, m.target_token, m.draft_token, m.important) for m in found.mismatches]
-
-
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
-@pytest.mark.parametrize(("look_up", "choice"), [(1, Greedy()), (2, Greedy()), (1, GumbelMax(3, 0.9))])
-def test_a_look_up_changes_nothing(architecture, look_up, choice):
-    parts = tiny_parts(architecture, seed=3, noise=0.2, task=Checksum(5), max_new_tokens=20)
-    prompts = parts.prompts(4)
-    whole = by_prompt(parts, prompts, slots=3, choice=choice)
-    assert sum(len(found.mismatches) for found in whole.values()) > 3
-    for slots in (1, 3):
-        assert by_prompt(parts, prompts, slots=slots, choice=choice, rejoining=Rejoining(look_up)) == whole
-
-
-@pytest.fixture(scope="module")
-def bundled() -> Parts:
-    pair = pairs.load("arithmetic")
-    return Parts(pair.target, pair.draft, pair.tokenizer, pair.task, max_new_tokens=160)
-
-
-def test_on_the_bundled_pair_labels_stay_where_texts_are_read_and_nearly_where_they_are_not(bundled):
-    prompts, forwards = bundled.prompts(8), []
-    handle = bundled.target.register_forward_pre_hook(lambda *_: forwards.append(1))
-    results, costs = {}, {}
-    for name, how in {"whole": Rejoining(), "read": Rejoining(4), "stop": Rejoining(4, 16, bundled.decode)}.items():
-        forwards.clear()
-        found = {one.prompt.id: one for one in bundled.searches(8, rejoining=how).run(prompts)}
-        results[name] = {i: one.found for i, one in found.items()}
-        costs[name] = len(forwards), sum(one.counts.target_tokens for one in found.values())
-    handle.remove()
-    assert results["read"] == results["whole"]
-    assert costs["read"][0] < costs["whole"][0]
-    assert costs["stop"][1] < costs["whole"][1]
-    pairs_of_labels = [
-        ({x[:3]: x[3] for x in labels_of(results[name][prompt.id])} for name in ("whole", "stop")) for prompt in prompts
-    ]
-    both = [(ours[key], theirs[key]) for ours, theirs in pairs_of_labels for key in ours.keys() & theirs.keys()]
-    assert len(both) > 20
-    assert sum(ours != theirs for ours, theirs in both) <= 0.05 * len(both)
-
-
-@pytest.mark.parametrize(
-    ("old", "new", "place"),
-    [
-        ("a b X c d e f", "a b Y c d", 5),
-        ("a b X c d e f", "a b Y Z c d", 5),
-        ("a b X c d e f", "a b c d", None),  # too near to the change
-        ("a b X c d e f", "a b Y d c", None),
-        ("a b X c d e c d f", "a b Y q q c d", 8),  # the nearest of two
-        ("a b X c d", "a b Y c d", None),  # nothing follows
-        ("c d X e f g", "c d Y c d", None),  # only before the change
-    ],
-)
-def test_a_text_is_back_in_the_old_one_after_so_many_equal_tokens(old: str, new: str, place: int | None):
-    old_text = OldText(Rejoining(2), tuple(old.split()), 2)
-    assert old_text.rejoined(tuple(new.split())) == place
-
-
-@pytest.mark.parametrize(
-    ("old", "new", "stops"),
-    [
-        ("there are 5 X c d e f", "there are 5 Y c d e", True),
-        ("there are 5 X c d e f", "there are 5 Y and Z c d e", True),
-        ("there are X 6 c d e f", "there are Y 7 c d e", False),  # another number
-        ("there are X 6 c d e f", "there are Y c d e", False),  # none
-        ("there are X 6 c d e f", "there are Y just 6 c d e", True),
-    ],
-)
-def test_a_text_is_not_taken_over_where_numbers_differ(old: str, new: str, stops: bool):
-    old, new = tuple(old.split()), tuple(new.split())
-    changed = next(i for i, (ours, theirs) in enumerate(zip(old, new, strict=False)) if ours != theirs)
-    text = OldText(Rejoining(2, 3, " ".join), old, changed)
-    place = text.rejoined(new)
-    assert old[place:] == ("f",)
-    assert text.stops(new, place, 3) == stops
-    assert not text.stops(new, place, 2)
+from hf_lossy_assist.training.label_folder import UnfinishedSearches
+from hf_lossy_assist.training.search import Chosen, Found, search
+from tests.training.parts import Checksum, by_prompt, judge, tiny_parts
 
 
 def labelled(

@@ -1,0 +1,125 @@
+"""Training data for judge heads: labelled mismatches with their hidden states (Garipov et al. 2025, section 3)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from ..heads import ModelIdentity
+from ..models.reading import CachedText, read_prompts, read_text, variant_states
+from .label_folder import Schemas, table_schemas
+from .prompts import FAILED, MINED, SKIPPED, Prompt, PromptResult
+from .search import Mismatch
+from .searches import Searched, Searches
+from .self_labels import SelfSearches
+
+POSITIONS = ("previous", "draft", "target")
+"""The state that predicted a token, that after the draft's token, and that after the target's."""
+
+_UNREAD = CachedText()
+
+
+@dataclass(frozen=True, eq=False)
+class JudgeMiner:
+    """Labels the mismatches of prompts, and reads the states at every mismatch.
+
+    ``models`` are read, by role (``"target"``, ``"draft"``); ``positions`` chooses the states of each role from
+    :data:`POSITIONS`.
+    """
+
+    searches: Searches | SelfSearches
+    models: Mapping[str, PreTrainedModel]
+    positions: Mapping[str, Sequence[str]]
+    _read: dict[str, CachedText] = field(default_factory=dict)  # the first prompt, by role
+
+    def schemas(self) -> Schemas:
+        widths = {role: ModelIdentity.of(model).hidden_size for role, model in self.models.items()}
+        return judge_schemas({f"{role}_{at}": widths[role] for role in self.models for at in self.positions[role]})
+
+    def outcomes(self, prompts: Iterable[Prompt]) -> Iterator[PromptResult]:
+        for searched in self.searches.run(prompts):
+            yield self._outcome(searched)
+
+    def _outcome(self, searched: Searched) -> PromptResult:
+        found = searched.found
+        columns = {
+            "answer": found and found.answer,
+            "solved": found and found.solved,
+            "first_response": found and found.first,
+            "last_response": found and found.last,
+            "mismatches": len(found.mismatches) if found else 0,
+            "important": sum(one.important for one in found.mismatches) if found else 0,
+            "target_tokens": searched.counts.target_tokens,
+            "retokenised": searched.counts.retokenised,
+        }
+        if found is None:
+            error = f"{type(searched.error).__name__}: {searched.error}"
+            return PromptResult(searched.prompt, FAILED, columns, error=error)
+        if found.skipped:
+            return PromptResult(searched.prompt, SKIPPED, columns, error=found.skipped)
+        tokens = self._tokens(searched.prompt, found.last, found.mismatches) if found.mismatches else {}
+        return PromptResult(searched.prompt, MINED, columns, tokens)
+
+    def _tokens(self, prompt: Prompt, response: Sequence[int], mismatches: Sequence[Mismatch]) -> dict[str, Any]:
+        names = ("index", "target_token", "draft_token", "important", "weight")
+        columns: dict[str, Any] = {name: [getattr(one, name) for one in mismatches] for name in names}
+        for role, model in self.models.items():
+            if role not in self._read:
+                self._read[role] = read_prompts(model, [prompt.tokens])[prompt.tokens]
+            known = self._read[role]
+            states = mismatch_states(model, prompt.tokens, response, mismatches, self.positions[role], known)
+            for position, values in states.items():
+                columns[f"{role}_{position}"] = values.float().cpu().numpy()
+        return columns
+
+
+def judge_schemas(widths: Mapping[str, int]) -> Schemas:
+    """Return the tables of AutoJudge's labels with states of these ``widths`` by column, e.g. ``"target_draft"``."""
+    ids = pa.list_(pa.int32())
+    prompts = {
+        "answer": pa.string(),
+        "solved": pa.bool_(),
+        "first_response": ids,
+        "last_response": ids,
+        "mismatches": pa.int32(),
+        "important": pa.int32(),
+        "target_tokens": pa.int64(),
+        "retokenised": pa.int32(),
+    }
+    tokens = {"index": pa.int32(), "target_token": pa.int32(), "draft_token": pa.int32(), "important": pa.bool_()}
+    tokens |= {"weight": pa.float32()}
+    return table_schemas(prompts, tokens, widths)
+
+
+def mismatch_states(
+    model: PreTrainedModel,
+    prompt: Sequence[int],
+    response: Sequence[int],
+    mismatches: Sequence[Mismatch],
+    positions: Sequence[str] = ("previous", "draft"),
+    known: CachedText = _UNREAD,
+) -> dict[str, Tensor]:
+    """Return a model's states ``(N, d)`` at every mismatch, for each of ``positions``.
+
+    ``response`` is the last one of the search (:attr:`.search.Found.last`). What the prompt has in common with a
+    ``known`` text is not read again.
+    """
+    shared = min(known.common(prompt), len(prompt) - 1)
+    first, end = len(prompt) - 1, max((one.index + 1 for one in mismatches), default=0)  # no state after it is wanted
+    text = read_text(model, (*prompt, *response[:end]), (known, shared), end + 1)
+    places = [len(prompt) + one.index for one in mismatches]
+    found = {}
+    for position in positions:
+        if position == "previous":
+            found[position] = text.states[[place - 1 - first for place in places]]
+            continue
+        wanted = [(place, getattr(one, f"{position}_token")) for place, one in zip(places, mismatches, strict=True)]
+        found[position] = text.states[[place - first for place in places]]
+        others = [i for i, (place, token) in enumerate(wanted) if text.memory.tokens[place] != token]
+        found[position][others] = variant_states(model, text, [wanted[i] for i in others])
+    return found

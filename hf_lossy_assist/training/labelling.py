@@ -1,0 +1,233 @@
+"""Labelling: which prompts get labels, by which models, and the run that stores them in a folder."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from ..compat import ending_tokens
+from ..errors import LossyValueError
+from ..heads.identity import ModelIdentity, differing_models
+from ..models.reading import check_readable
+from ..store.folder import changes
+from ..store.process import Process
+from ..store.shards import ShardStore
+from ..tasks import Example, Task
+from ..tasks.api_model import ApiModel
+from .choice import Choice, Greedy, GumbelMax
+from .draft_choices import DraftArgmax
+from .label_folder import UnfinishedSearches, open_run
+from .labels import JudgeLabels, Labels
+from .prompts import FAILED, SKIPPED, Prompt, PromptResult
+from .writing import ResponseLimits
+
+MOST_FAILURES = 10
+"""So many prompts may fail before any succeeds; then the task is at fault."""
+
+
+@dataclass(frozen=True, eq=False)
+class Labelling:
+    """A task's prompts, the models that read them, and all that their labels depend on.
+
+    Parameters
+    ----------
+    task, tokenizer
+        Where the prompts come from, and how they are read; the tokenizer is that of both models.
+    target, draft
+        The models. ``target`` may be None if ``api`` writes its responses.
+    labels
+        The kind of labels, with its settings.
+    api
+        The target behind an OpenAI-compatible API.
+    limit
+        The number of prompts, of all processes together; a repeated run may raise it.
+    split
+        The task's split, by default its first.
+    batch_size
+        Prompts at work at once.
+    max_new_tokens
+        The longest response. Prompts that leave no room for it in the models' positions are skipped.
+    seed
+        The seed of all draws.
+    settings
+        Further settings that a continued run has to keep. ``data`` may name the task's file.
+    process
+        This process; the prompts are shared among all.
+    """
+
+    task: Task
+    tokenizer: PreTrainedTokenizerBase
+    target: PreTrainedModel | None
+    draft: PreTrainedModel
+    labels: Labels = field(default_factory=JudgeLabels)
+    api: ApiModel | None = None
+    limit: int = 1000
+    split: str | None = None
+    batch_size: int = 32
+    max_new_tokens: int = 160
+    seed: int = 0
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    process: Process = field(default_factory=Process)
+
+    def __post_init__(self) -> None:
+        if self.target is None and self.api is None:
+            raise LossyValueError("`target` has to be a model, or `api` the target behind an API, but neither is given")
+        self.labels.check(self)
+        for model in self.models.values():
+            check_readable(model)
+        sizes = {role: model.config.get_text_config(decoder=True).vocab_size for role, model in self.models.items()}
+        if min(sizes.values()) < len(self.tokenizer):
+            raise LossyValueError(
+                f"`draft` has to share the target's tokenizer, but that has {len(self.tokenizer)} tokens, and the "
+                f"models have {sizes}"
+            )
+
+    @property
+    def models(self) -> dict[str, PreTrainedModel]:
+        """The models in this process, by role."""
+        return {"draft": self.draft} if self.target is None else {"target": self.target, "draft": self.draft}
+
+    @property
+    def choice(self) -> Choice:
+        temperature = self.labels.temperature
+        return Greedy() if temperature is None else GumbelMax(self.seed, temperature)
+
+    @property
+    def limits(self) -> ResponseLimits:
+        ends = ending_tokens((self.target or self.draft).generation_config)
+        if self.api is not None and self.tokenizer.eos_token_id is not None:
+            # However a text ends behind an API, here it ends with the tokenizer's EOS.
+            ends = ends | {self.tokenizer.eos_token_id}
+        return ResponseLimits(ends, self.max_new_tokens)
+
+    def guesses(self) -> DraftArgmax:
+        return DraftArgmax(self.draft, self.choice)
+
+    @cached_property
+    def examples(self) -> list[Example]:
+        """The examples of all processes."""
+        split = self.task.splits[0] if self.split is None else self.split
+        examples = self.task.examples(split, self.limit)
+        if not examples:
+            raise LossyValueError(f"`split` has to be one with examples, but {split!r} of {self.task.name!r} has none")
+        return examples
+
+    def prompts(self, finished: Collection[int] = ()) -> list[Prompt]:
+        """Return this process's prompts that no run has ``finished``."""
+        mine = range(self.process.number, len(self.examples), self.process.count)
+        chosen = {i: self.examples[i] for i in mine if i not in finished}
+        return [Prompt(i, one, tuple(self.task.encode(one, self.tokenizer))) for i, one in chosen.items()]
+
+    @cached_property
+    def longest(self) -> int | None:
+        """The length of the longest prompt whose response fits into the models' positions."""
+        configs = [model.config.get_text_config(decoder=True) for model in self.models.values()]
+        limits = [limit for config in configs if (limit := getattr(config, "max_position_embeddings", None))]
+        return min(limits) - self.max_new_tokens if limits else None
+
+    def refusal(self, prompt: Prompt) -> str | None:
+        """Say why a prompt can't get labels; None if it can."""
+        if not prompt.tokens:
+            return "the prompt has no tokens"
+        if self.longest is not None and len(prompt.tokens) > self.longest:
+            return (
+                f"the prompt has {len(prompt.tokens)} tokens, and the models and `max_new_tokens` leave {self.longest}"
+            )
+        return None
+
+    def record(self) -> dict[str, Any]:
+        """Return what all runs of a folder have in common, for its manifest.
+
+        A ``target`` behind an API is None. Where the task's ``data`` is a file, the manifest has its SHA-256 too.
+        """
+        data, temperature = Path(self.settings.get("data") or ""), self.labels.temperature
+        digest = {"data_sha256": hashlib.sha256(data.read_bytes()).hexdigest()} if data.is_file() else {}
+        settings = {
+            "labels": self.labels.name,
+            **self.labels.record(),
+            "split": self.task.splits[0] if self.split is None else self.split,
+            "max_new_tokens": self.max_new_tokens,
+            "dtype": {role: str(model.dtype).removeprefix("torch.") for role, model in self.models.items()},
+            "decoding": "greedy" if temperature is None else {"temperature": temperature, "seed": self.seed},
+            "api_model": self.api and self.api.model,
+            **self.settings,
+            **digest,
+        }
+        return {
+            "kind": self.labels.kind,
+            "task": self.task.name,
+            "target": None if self.target is None else asdict(ModelIdentity.of(self.target)),
+            "draft": asdict(ModelIdentity.of(self.draft)),
+            "settings": settings,
+        }
+
+    def differences(self, manifest: Mapping[str, Any]) -> list[str]:
+        """Return a sentence for each difference to the plan in a manifest."""
+        record = json.loads(json.dumps(self.record()))  # as JSON has it
+        found = changes(manifest, record, ("kind", "task")) + changes(manifest["settings"], record["settings"])
+        return found + differing_models(manifest, {"target": self.target, "draft": self.draft})
+
+
+def mine(
+    labelling: Labelling,
+    out: Path,
+    *,
+    provenance: Mapping[str, Any] | None = None,
+    on_result: Callable[[int, int, PromptResult | None], None] = lambda finished, total, result: None,
+) -> None:
+    """Label this process's prompts, and store each in the folder ``out`` before the next one.
+
+    A repeated run labels what is missing. Read the folder by :func:`.label_folder.load_mined`.
+
+    Parameters
+    ----------
+    labelling
+        The prompts and the models.
+    out
+        A new folder, or that of an earlier run with the same settings.
+    provenance
+        What the manifest says of this run: versions, command line, date, machine.
+    on_result
+        Is called with the number of finished prompts, that of all prompts and the newest result: once before the first
+        result, and whenever one is stored.
+
+    Raises
+    ------
+    LossyValueError
+        If the folder has labels of other settings, or if the task fails at each of the first prompts.
+    """
+    total = len(labelling.examples)
+    miner = labelling.labels.miner(labelling, UnfinishedSearches(out, labelling.process.number))
+    open_run(out, labelling, provenance or {})
+    with ShardStore(out, labelling.process.number, miner.schemas(), labelling.process.count) as store:
+        prompts = labelling.prompts(store.finished())
+        finished = total - len(prompts)
+        on_result(finished, total, None)
+        asked = [(prompt, labelling.refusal(prompt)) for prompt in prompts]
+        skipped = [PromptResult(prompt, SKIPPED, {}, error=reason) for prompt, reason in asked if reason is not None]
+        counts: Counter[str] = Counter()
+        for result in chain(skipped, miner.outcomes([prompt for prompt, reason in asked if reason is None])):
+            row = {
+                "prompt_id": result.prompt.id,
+                "status": result.status,
+                "error": result.error,
+                "prompt": result.prompt.example.prompt,
+                "prompt_tokens": result.prompt.tokens,
+            }
+            store.add(row | dict(result.columns), result.tokens)
+            counts[result.status] += 1
+            on_result(finished + counts.total(), total, result)
+            if counts[FAILED] == counts.total() - len(skipped) == MOST_FAILURES:
+                raise LossyValueError(
+                    f"`task` has to judge responses, but {labelling.task.name!r} failed at each of the first "
+                    f"{MOST_FAILURES} prompts, at last with {result.error}"
+                )

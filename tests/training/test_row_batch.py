@@ -1,0 +1,51 @@
+"""Texts that come and go in a batch against one forward for each text."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from hf_lossy_assist.models.reading import CachedText, read
+from hf_lossy_assist.training.row_batch import RowBatch
+from tests.models.test_reading import alone, close, texts
+from tests.tiny_models import ARCHITECTURES, VOCAB, tiny
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_rows_come_and_go(architecture):
+    """Random exchanges of rows, longer than the buffers' slack."""
+    model = tiny(architecture)
+    rng = random.Random(0)
+    rows = RowBatch(model, 3)
+    held: list[tuple[int, ...] | None] = [None] * 3
+    memories: list[CachedText] = [
+        read(model, [text], [(CachedText(), 0)]).memories[0] for text in texts(2, (4, 11, 25))
+    ]
+    for step in range(160):
+        key = rng.randrange(3)
+        if held[key] is None or rng.random() < 0.1:
+            if held[key] is not None:
+                memories[key] = rows.remove(key, held[key])
+                assert memories[key].tokens == held[key]
+            memory = rng.choice(memories)
+            n = rng.randrange(1, min(len(memory.tokens), 40) + 1)
+            rows.put(key, memory, n)
+            held[key] = memory.tokens[:n]
+        tokens = {i: rng.randrange(3, VOCAB) for i, text in enumerate(held) if text is not None}
+        logits = rows.step(tokens, 3)
+        for row, i in enumerate(tokens):
+            held[i] = (*held[i], tokens[i])
+            if step % 8 == 0:
+                close(logits[row], alone(model, held[i])[-1])
+    close(rows.step({2: 5, 0: 6}, 2)[1], alone(model, (*held[0], 6))[-1])  # one text is forgotten
+    close(rows.step({0: 7}, 1)[0], alone(model, (*held[0], 6, 7))[-1])  # one row is enough
+
+
+def test_a_row_may_begin_with_nothing():
+    model = tiny()
+    rows = RowBatch(model, 2)
+    rows.put(0, CachedText(), 0)
+    close(rows.step({0: 7}, 2)[0], alone(model, (7,))[-1])
+    rows.put(1, rows.remove(0, (7,)), 1)
+    close(rows.step({1: 9}, 2)[0], alone(model, (7, 9))[-1])
