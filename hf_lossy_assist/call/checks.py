@@ -22,7 +22,8 @@ from .prepared import Prepared
 
 def check_decoding(mode: Any, given: GivenFields) -> None:
     """Refuse decoding that is neither greedy nor sampling."""
-    beams = given.merged("num_beams")
+    asked = given.merged("num_beams", "cache_implementation", *_OTHER_DECODING)
+    beams = asked.get("num_beams")
     if beams is not None and not (isinstance(beams, int) and beams <= 1):
         origin, remedy = given.origin("num_beams"), given.remedy("num_beams", 1)
         if (pipeline := compat.pipeline_with_default("num_beams", beams)) is not None:
@@ -31,13 +32,13 @@ def check_decoding(mode: Any, given: GivenFields) -> None:
             f"`num_beams` has to be 1 with `lossy_mode` {mode!r}, but is {beams!r}{origin}: beam search ranks whole "
             f"texts against each other, and a rule judges single tokens; {remedy}"
         )
-    if given.merged("cache_implementation") == "paged":
+    if asked.get("cache_implementation") == "paged":
         raise LossyUnsupportedError(
             f"`cache_implementation` 'paged'{given.origin('cache_implementation')} asks for continuous batching, which "
             f"has a loop of its own; {given.remedy('cache_implementation', 'dynamic')} with `lossy_mode` {mode!r}"
         )
     for name, kind in _OTHER_DECODING.items():
-        value, harmless = given.merged(name), 1 if name == "num_beam_groups" else None
+        value, harmless = asked.get(name), 1 if name == "num_beam_groups" else None
         if value is not None and not (isinstance(value, int | float) and value <= (harmless or 0)):
             raise LossyUnsupportedError(
                 f"`{name}` {value!r}{given.origin(name)} asks for {kind}, so rules can't judge drafts by the target's "
@@ -98,7 +99,7 @@ def check_prepared(model: PreTrainedModel, acceptor: Acceptor, call: Prepared, g
 
 def _asked(cache: Any, given: GivenFields) -> str:
     """Say which field asked for a call's own cache, if one did."""
-    kind = given.merged(name := "cache_implementation")
+    kind = given.merged(name := "cache_implementation").get(name)
     if kind in (None, "dynamic") or compat.belongs_to_user(cache):
         return ""
     return f"; `{name}` {kind!r}{given.origin(name)} asks for it: {given.remedy(name, 'dynamic')}"

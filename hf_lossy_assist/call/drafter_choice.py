@@ -93,8 +93,9 @@ class DrafterChoice:
         assistant = kwargs.get("assistant_model")
         if assistant is not None and not (isinstance(assistant, nn.Module) and hasattr(assistant, "config")):
             raise LossyValueError(f"`assistant_model` has to be a transformers model, but is {assistant!r}")
-        options = {name: value for name in TRANSFORMERS_OPTIONS if (value := given.merged(name))}
-        if (layers := given.merged("assistant_early_exit")) is not None:
+        asked = given.merged("assistant_early_exit", *TRANSFORMERS_OPTIONS)
+        options = {name: value for name, value in asked.items() if name in TRANSFORMERS_OPTIONS and value}
+        if (layers := asked.get("assistant_early_exit")) is not None:
             assistant = first_layers(target, layers, given.origin("assistant_early_exit"))
         theirs = getattr(assistant, "generation_config", None)
         gamma, schedule, confidence = (given(name, theirs) for name in _WORKING)

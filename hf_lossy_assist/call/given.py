@@ -30,13 +30,16 @@ class GivenFields:
             value = getattr(config, name, None)
         return value
 
-    def merged(self, name: str) -> Any:
-        """Return the value that transformers' merge keeps: a keyword of None overrides a model's files."""
-        value = self._keywords.get(name, ...)
-        if value is ...:
-            value = getattr(self._argument, name, None)
-            return getattr(self._own, name, None) if value is None else value
-        return value
+    def merged(self, *names: str) -> dict[str, Any]:
+        """Return the values, other than None, that transformers' merge keeps: a keyword of None overrides files."""
+        values = {}
+        for name in names:
+            if (value := self._keywords.get(name, ...)) is ...:
+                value = getattr(self._argument, name, None)
+                value = getattr(self._own, name, None) if value is None else value
+            if value is not None:
+                values[name] = value
+        return values
 
     def origin(self, name: str, *more: GenerationConfig | None) -> str:
         """Return a field's place, to be read after "but is 4"; nothing for a keyword."""
