@@ -61,6 +61,17 @@ class PromptBatch:
         return len(self.ids)
 
 
+def encoded(prompt: str | Sequence[int], tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """Return a prompt's token ids; with a chat template, a text is the user's turn."""
+    if not isinstance(prompt, str):
+        return list(prompt)
+    if not tokenizer.chat_template:
+        return tokenizer(prompt)["input_ids"]
+    turns = [{"role": "user", "content": prompt}]
+    text = tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
+    return tokenizer(text, add_special_tokens=False)["input_ids"]
+
+
 def batches_of(
     prompts: Sequence[Sequence[int]],
     size: int = 1,

@@ -35,7 +35,7 @@ from ..costs import GAMMAS as TIMED
 from ..costs import KEEP_ALL, Costs, measure_costs
 from ..evaluation import Track, model_changes, progress_bar
 from ..modes import EVERYTHING, DecodingMode, Models, parse_modes
-from ..requests import Ending, PromptBatch, batches_of, run_request
+from ..requests import Ending, PromptBatch, batches_of, encoded, run_request
 from .advice import DRAFT_COST, Advice, Replayed, with_gamma
 from .laws import LIKELIEST, Laws, processors_of, read_laws
 from .plots import draw
@@ -388,14 +388,3 @@ def advise(
         temperature, top_p, seed, draft_cost, tune, answers=answers or {}, out=out and Path(out), track=track,
     )  # fmt: skip
     return advising.run()
-
-
-def encoded(prompt: str | Sequence[int], tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """Return a prompt's token ids; with a chat template, a text is the user's turn."""
-    if not isinstance(prompt, str):
-        return list(prompt)
-    if not tokenizer.chat_template:
-        return tokenizer(prompt)["input_ids"]
-    turns = [{"role": "user", "content": prompt}]
-    text = tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
-    return tokenizer(text, add_special_tokens=False)["input_ids"]
