@@ -30,9 +30,20 @@ _SECONDS = Annotated[float | None, Rule("a number >= 0 or None", lambda x: x is 
 _SCORE = Annotated[
     float | None, Rule("a number from 0 to 1 or None", lambda x: x is None or (is_number(x) and 0 <= x <= 1))
 ]
-_REPEATS = Annotated[
-    tuple[float, ...], Rule("numbers >= 0", lambda x: all(is_number(each) and each >= 0 for each in x))
-]
+_LISTED = Rule(
+    "a list of numbers >= 0", lambda x: isinstance(x, list) and all(is_number(each) and each >= 0 for each in x)
+)
+_PARTS = Rule(
+    "the stages of a call or None",
+    lambda x: (
+        x is None
+        or (
+            isinstance(x, dict)
+            and x.keys() == {each.name for each in fields(Stages)}
+            and all(value is None or is_number(value) for value in x.values())
+        )
+    ),
+)
 _KNOWN = Annotated[int | None, Rule("an int >= 0 or None", lambda x: x is None or COUNT.holds(x))]
 
 
@@ -56,15 +67,17 @@ class Answer(Checked):
     prompt: _KNOWN = None  # tokens
     drafted: _KNOWN = None  # tokens
     memory: _KNOWN = None  # peak of its call in bytes, weights included
-    repeats: _REPEATS = ()  # the seconds of each call, if there were several
+    repeats: tuple[float, ...] = ()  # the seconds of each call, if there were several
     joules: _SECONDS = None  # of a call, shared like its seconds, where the GPU's energy is counted
     stages: Stages | None = None  # of one more call; beside the first answer of a batch
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> Answer:
         """Return the answer that a line has."""
-        stages = values.get("stages")
-        own = {"repeats": tuple(values.get("repeats", ())), "stages": None if stages is None else Stages(**stages)}
+        repeats, stages = values.get("repeats", []), values.get("stages")
+        _LISTED.check("repeats", repeats)
+        _PARTS.check("stages", stages)
+        own = {"repeats": tuple(repeats), "stages": None if stages is None else Stages(**stages)}
         return cls(**{**values, **own})
 
 

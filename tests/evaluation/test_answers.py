@@ -97,7 +97,8 @@ def test_what_is_no_folder_of_answers_is_refused(tmp_path):
 LINE = asdict(Answer("a", 0, 1.0, 4, 2, 2, 0.5, "yes"))
 STRANGE = (None, "x", -1, 1.5, True, float("nan"), 2**70, [], {})
 FINE = {
-    "score": (), "seconds": (None, 1.5, 2**70), "cut": (True,),
+    "score": (None,), "cut": (True,), "repeats": ([],), "stages": (None,),
+    **dict.fromkeys(("seconds", "joules"), (None, 1.5, 2**70)),
     **dict.fromkeys(("id", "tokens", "rounds", "accepted", "lossy"), (2**70,)),
     **dict.fromkeys(("mode", "text"), ("x",)),
     **dict.fromkeys(("prompt", "drafted", "memory"), (None, 2**70)),
