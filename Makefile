@@ -12,7 +12,7 @@ VLLM := .venv-vllm
 JOBS ?= 2
 # Tests in which no version of transformers makes a difference: they run once, with the newest. What these rules, commands,
 # pairs and examples ask of transformers, the tests of calls, decoding, drafting, models and the hook ask of the oldest, too.
-ONCE := acceptors advice calibration core evaluation heads inspection pairs store tasks training trial \
+ONCE := acceptors core evaluation heads inspection pairs store tasks training trial \
 	$(filter-out %/test_generate.py,$(patsubst tests/%,%,$(wildcard tests/cli/test_*.py))) \
 	$(foreach part,engines randomness rounds settings,integrations/test_vllm_$(part).py) \
 	compat/test_versions.py \

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from hf_lossy_assist.calibration import bound, certify, select
-from hf_lossy_assist.calibration.betting import SHARES, growth_of, mixed
+from hf_lossy_assist.evaluation.calibration.betting import SHARES, growth_of, mixed
 
 from . import command
 from .outcome_matrix import by_rule, outcomes

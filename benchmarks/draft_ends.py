@@ -20,12 +20,12 @@ from safetensors.torch import load
 
 from benchmarks import command
 from hf_lossy_assist.acceptors import Acceptor
-from hf_lossy_assist.advice.advising import GAMMAS
-from hf_lossy_assist.advice.laws import Laws
-from hf_lossy_assist.advice.replay import Walk, greedy, rounds
 from hf_lossy_assist.call.config import LossyConfig
 from hf_lossy_assist.cli.console import limit_threads
 from hf_lossy_assist.drafting.draft_ends import DEFAULT_NUM_TOKENS, LONGEST
+from hf_lossy_assist.evaluation.advice.advising import GAMMAS
+from hf_lossy_assist.evaluation.advice.laws import Laws
+from hf_lossy_assist.evaluation.advice.replay import Walk, greedy, rounds
 from hf_lossy_assist.evaluation.costs import Costs
 from hf_lossy_assist.evaluation.modes import parse_modes
 from hf_lossy_assist.evaluation.quality import times_as_fast

@@ -1,4 +1,4 @@
-"""Any command on models padded to the sizes of large ones: ``python -m benchmarks.grown_models --grow … bench``.
+"""Any command on models padded to the sizes of large ones: ``python -m benchmarks.grown_models --grow … evaluate``.
 
 The grown target computes the same function: the cost is a large model's, and every decision a real one.
 """
@@ -12,8 +12,8 @@ import torch
 import typer
 from transformers import PreTrainedModel
 
-from hf_lossy_assist.cli import bench
-from hf_lossy_assist.cli.console import CleanGroup, flattened
+from hf_lossy_assist.cli.console import CleanCommand, CleanGroup
+from hf_lossy_assist.cli.evaluate import evaluate
 from hf_lossy_assist.evaluation.modes import Models
 from hf_lossy_assist.heads import Head, ModelIdentity
 
@@ -23,7 +23,7 @@ from .growing.grow import MIN_RESERVED, grow
 H = TypeVar("H", bound=Head)
 
 app = typer.Typer(cls=CleanGroup, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
-app.command("bench")(flattened(bench.bench))
+app.command("evaluate", cls=CleanCommand)(evaluate)
 
 
 @app.callback()
@@ -35,16 +35,12 @@ def grown_models(
     ] = None,
     grow_draft: Annotated[str | None, typer.Option(help="The same for the draft.")] = None,
 ) -> None:
-    """Run a command on models that are padded to larger sizes, where they compute the same function.
-
-    With `--accuracy-problems`, `bench` scores answers of the models before they were grown: equal text, faster.
-    """
+    """Run a command on models that are padded to larger sizes, where they compute the same function."""
     target, draft = (
         Geometry() if text is None else parse_geometry(text, option)
         for option, text in (("--grow", grow), ("--grow-draft", grow_draft))
     )
-    settings = {"grow": grow, "grow_draft": grow_draft}
-    context.obj = bench.Preparation(lambda models: grow_models(models, target, draft), settings)
+    context.obj = lambda models: grow_models(models, target, draft)
 
 
 def grow_models(models: Models, target: Geometry, draft: Geometry) -> Models:

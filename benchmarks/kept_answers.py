@@ -16,7 +16,7 @@ import typer
 
 from hf_lossy_assist.evaluation.answers import COSTS, RESULTS, Answer, load_answers
 from hf_lossy_assist.evaluation.costs import predicted_seconds
-from hf_lossy_assist.evaluation.quality import mode_scores
+from hf_lossy_assist.evaluation.scores import baselines_of, mode_scores
 from hf_lossy_assist.store.folder import MANIFEST, append_lines, without_folder, write_json
 
 from . import command
@@ -57,7 +57,9 @@ def main(
     if (folder / COSTS).exists():
         costs = json.loads((folder / COSTS).read_text(encoding="utf-8"))
         write_json(out / COSTS, costs)
-    rows = mode_scores(kept, plan["reference"], *predicted_seconds(modes_of(plan), costs.get("modes", {}), kept))
+    modes = modes_of(plan)
+    predicted = predicted_seconds(modes, costs.get("modes", {}), kept)
+    rows = mode_scores(kept, plan["reference"], predicted, baselines_of(modes), plan.get("batch_size", 1))
     write_json(out / "summary.json", {row.label: row.entry for row in rows})
 
 

@@ -1,4 +1,4 @@
-"""``python -m benchmarks.offloaded bench …``: speeds with a target whose weights are read from disk for every forward.
+"""``python -m benchmarks.offloaded evaluate …``: speeds with a target whose weights are read from disk each time.
 
 AutoJudge (table 2) measures targets that are too large for the memory. Their forwards are so dear that long drafts pay.
 """
@@ -13,12 +13,12 @@ from typing import Annotated
 import typer
 from accelerate import disk_offload
 
-from hf_lossy_assist.cli import bench
-from hf_lossy_assist.cli.console import CleanGroup, flattened
+from hf_lossy_assist.cli.console import CleanCommand, CleanGroup
+from hf_lossy_assist.cli.evaluate import evaluate
 from hf_lossy_assist.evaluation.modes import Models
 
 app = typer.Typer(cls=CleanGroup, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
-app.command("bench")(flattened(bench.bench))
+app.command("evaluate", cls=CleanCommand)(evaluate)
 
 
 @app.callback()
@@ -28,7 +28,7 @@ def offloaded(
 ) -> None:
     """Measure speeds with the target's weights on disk."""
     where = folder or Path(mkdtemp(prefix="weights-"))
-    context.obj = bench.Preparation(lambda models: offload(models, where), {"target": "on disk"})
+    context.obj = lambda models: offload(models, where)
 
 
 def offload(models: Models, folder: Path) -> Models:

@@ -119,8 +119,10 @@ class Kept:
         lengths = json.loads(_PROMPTS.read_text(encoding="utf-8")).get(plan["task"], ())
         answers = [replace(x, prompt=lengths[x.id]) if x.prompt is None and lengths else x for x in answers]
         known = costs_of(plan, json.loads(costs.read_text(encoding="utf-8"))["modes"])
-        spent, lossless = predicted_seconds(modes_of(plan), known, answers)
-        best = min((label for label in lossless if label in spent), key=lambda label: fmean(spent[label].values()))
+        described = modes_of(plan)
+        spent = predicted_seconds(described, known, answers)
+        lossless = [mode.label for mode in described if mode.rule == "lossless" and mode.label in spent]
+        best = min(lossless, key=lambda label: fmean(spent[label].values()))
         return cls(modes, reference, spent, best)
 
     def row(self, label: str, ids: Iterable[int] | None = None) -> Row:

@@ -17,10 +17,10 @@ import typer
 from rich.console import Console
 
 from benchmarks import PairName, command, numbers
-from hf_lossy_assist.advice.advising import Advising
 from hf_lossy_assist.cli.console import limit_threads, progress
 from hf_lossy_assist.cli.models import LoadedModels, ModelOptions
 from hf_lossy_assist.cli.options import Threads
+from hf_lossy_assist.evaluation.advice.advising import Advising
 from hf_lossy_assist.evaluation.modes import usual_modes
 from hf_lossy_assist.evaluation.quality import bootstrap_sums, middle
 from hf_lossy_assist.evaluation.requests import batches_of, run_request

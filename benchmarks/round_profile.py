@@ -1,7 +1,8 @@
 """``python -m benchmarks.round_profile``: where a round spends its time outside both models' forward passes.
 
 A profiler runs between the forward passes of target and draft, in this package's loop and in transformers' own. The
-profiler slows every call, so use the table to see which operations there are, and `bench` for the time of a round.
+profiler slows every call, so use the table to see which operations there are, and
+`evaluate --set stages=true` for the time of a round.
 """
 
 from __future__ import annotations

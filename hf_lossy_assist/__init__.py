@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 from .version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from .advice.advising import advise as advise
     from .call.config import LossyConfig as LossyConfig
     from .core.statistics import CollectedStats as CollectedStats
     from .core.statistics import LossyStats as LossyStats
@@ -27,6 +26,7 @@ if TYPE_CHECKING:
     from .errors import LossyError as LossyError
     from .errors import LossyUnsupportedError as LossyUnsupportedError
     from .errors import LossyValueError as LossyValueError
+    from .evaluation.advice.advising import advise as advise
     from .evaluation.evaluate import evaluate as evaluate
     from .heads import JudgeHead as JudgeHead
     from .heads import VerifierHead as VerifierHead
@@ -37,7 +37,6 @@ if TYPE_CHECKING:
 
 
 _NAMES = {
-    "advice.advising": ("advise",),
     "call.config": ("LossyConfig",),
     "core.statistics": ("CollectedStats", "LossyStats"),
     "decoding.outputs": ("GenerateLossyOutput",),
@@ -45,6 +44,7 @@ _NAMES = {
     "drafting.vocabulary": ("frequent_tokens", "trim_draft_vocabulary"),
     "enabling": ("collect", "disable", "enable", "enabled", "last_stats"),
     "errors": ("LossyError", "LossyUnsupportedError", "LossyValueError"),
+    "evaluation.advice.advising": ("advise",),
     "evaluation.evaluate": ("evaluate",),
     "heads": ("JudgeHead", "VerifierHead"),
     "integrations.transformers_loop": ("LossyVerification",),

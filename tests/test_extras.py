@@ -29,6 +29,8 @@ def run(code: str) -> subprocess.CompletedProcess[str]:
     [
         ("mine --pair arithmetic --out labels", "lab"),
         ("train judge --data labels --out head", "lab"),
+        ("advise --pair arithmetic", "lab"),
+        ("calibrate --pair arithmetic --out x", "lab"),
         ("evaluate --pair arithmetic", "lab"),
         ("lm-eval --help", "lm-eval"),
     ],
@@ -42,7 +44,7 @@ def test_commands_name_their_extra(command: str, extra: str):
     assert done.stderr.count("\n") == 1
 
 
-@pytest.mark.parametrize("command", ["calibrate", "advise", "mine", "train judge", "train verifier"])
+@pytest.mark.parametrize("command", ["calibrate", "advise", "evaluate", "mine", "train judge", "train verifier"])
 def test_help_needs_no_extra(command: str):
     done = run(f"app({[*command.split(), '--help']!r})")
     assert done.returncode == 0, done.stderr

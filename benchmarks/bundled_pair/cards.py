@@ -14,7 +14,7 @@ from transformers import AutoTokenizer
 
 from hf_lossy_assist import __version__
 from hf_lossy_assist.compat import versions_of
-from hf_lossy_assist.evaluation.evaluate import Evaluation
+from hf_lossy_assist.evaluation.evaluation import Evaluation
 from hf_lossy_assist.evaluation.modes import TARGET_ALONE, DecodingMode, Models
 from hf_lossy_assist.pairs.pair import load_model, task_of
 

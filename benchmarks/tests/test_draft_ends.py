@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.draft_ends import ENDS, replayed, summary
-from hf_lossy_assist.advice.advising import GAMMAS, Advising
+from hf_lossy_assist.evaluation.advice.advising import GAMMAS, Advising
 from hf_lossy_assist.evaluation.modes import DecodingMode, Models
 from hf_lossy_assist.evaluation.requests import batches_of, run_request
 

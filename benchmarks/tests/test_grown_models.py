@@ -90,22 +90,23 @@ def test_heads_grow_along(small, large):
     assert large.draft.config.vocab_size == large.target.config.vocab_size == 100
 
 
-def bench(*arguments, status=0):
-    return run(app, *arguments[:-1], "bench", *arguments[-1], "--prompts", 1, "--repeats", 1, status=status)
+def evaluate(*arguments, status=0):
+    return run(app, *arguments[:-1], "evaluate", "--pair", "arithmetic", *arguments[-1], "--limit", 2, status=status)
 
 
-def test_the_bench_of_grown_models_says_the_same_and_judges_small_ones(tiny_pair_folder, tmp_path, monkeypatch):
+def test_grown_models_say_the_same(tiny_pair_folder, tmp_path, monkeypatch):
     monkeypatch.setattr(Arithmetic, "max_new_tokens", 8)
-    common = ["--folder", tiny_pair_folder, "--modes", "plain,lossless", "--gamma", 2]
-    judged = [*common, "--accuracy-problems", 3, "--out", tmp_path]
-    bench("--grow", "layers=3,hidden=96,heads=6,vocab=900", "--grow-draft", "hidden=96", judged)
-    origin, *rows = (json.loads(line) for line in (tmp_path / "bench.jsonl").read_text().splitlines())
-    assert origin["models"]["target"]["num_hidden_layers"] == 3
-    assert [origin["models"][role]["vocab_size"] for role in ("target", "draft")] == [900, 900]
-    assert (origin["grow"], origin["grow_draft"]) == ("layers=3,hidden=96,heads=6,vocab=900", "hidden=96")
-    assert [row["same_text"] for row in rows if row["table"] == "ModeSummary"] == [1.0, 1.0]
-    assert [row["n"] for row in rows if row["table"] == "ModeScore"] == [3, 3]
-    assert "(grown)" in bench("--grow", "hidden=96,vocab=900", common).stdout
+    common = ["--set", f"folder={tiny_pair_folder}", "--modes", "plain,lossless@2", "--set", "costs=false"]
+    grown = ("--grow", "layers=3,hidden=96,heads=6,vocab=900", "--grow-draft", "hidden=96")
+    evaluate(*grown, [*common, "--out", tmp_path / "grown"])
+    evaluate([*common, "--out", tmp_path / "small"])
+    texts = [
+        [json.loads(line)["text"] for line in (tmp_path / name / "results.jsonl").read_text().splitlines()]
+        for name in ("grown", "small")
+    ]
+    assert texts[0] == texts[1]
+    manifest = json.loads((tmp_path / "grown" / "manifest.json").read_text())
+    assert [manifest[role]["vocab_size"] for role in ("target", "draft")] == [900, 900]
 
 
 @pytest.mark.parametrize(
@@ -117,7 +118,7 @@ def test_the_bench_of_grown_models_says_the_same_and_judges_small_ones(tiny_pair
     ],
 )
 def test_errors_are_one_line(tiny_pair_folder, arguments, message):
-    (line,) = bench(*arguments, ["--folder", tiny_pair_folder], status=2).stderr.splitlines()
+    (line,) = evaluate(*arguments, ["--set", f"folder={tiny_pair_folder}"], status=2).stderr.splitlines()
     assert line.startswith("error: ")
     assert message in line
 
@@ -127,8 +128,9 @@ def test_documented_commands(tmp_path, command, monkeypatch):
     """As they stand, but on sizes and a device that every machine has, and with nothing translated to machine code."""
     compile_module = torch.compile
     monkeypatch.setattr(torch, "compile", lambda module, **_: compile_module(module, backend="eager"))
-    small = {"--device": "cpu", "--grow": "layers=5", "--grow-draft": "layers=3", "--accuracy-problems": "1"}
+    small = {"--grow": "layers=5", "--grow-draft": "layers=3", "--limit": "1"}
     for option in small.keys() & set(command):
         command[command.index(option) + 1] = small[option]
-    run(app, *command, "--prompts", 1, "--repeats", 1, "--max-new-tokens", 3, "--threads", 1, "--out", tmp_path)
-    assert (tmp_path / "bench.png").exists()
+    command = [word.replace("device=cuda", "device=cpu") for word in command]
+    run(app, *command, "--max-new-tokens", 3, "--set", "threads=1", "--out", tmp_path)
+    assert (tmp_path / "plot.png").exists()

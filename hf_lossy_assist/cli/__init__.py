@@ -19,9 +19,8 @@ COMMANDS = {
     "rules": ("rules:rules", "List the rules with their settings, sources and what they read", None),
     "inspect": ("inspect:inspect", "Write a page that shows what became of every token", None),
     "advise": ("advise:advise", "Predict what each rule brings on your models", "lab"),
-    "evaluate": ("evaluate:evaluate", "Compare modes on a task: scores with intervals, and speed", "lab"),
+    "evaluate": ("evaluate:evaluate", "Compare modes: scores with intervals, speed, time by stage", "lab"),
     "calibrate": ("calibrate:calibrate", "Certify the fastest setting that loses little of a score", "lab"),
-    "bench": ("bench:bench", "Compare modes: speed, time by stage, accuracy, memory", "lab"),
     "mine": ("mine:mine", "Make training data for heads", "lab"),
     "train": ("train:app", "Train heads from labelled data", "lab"),
     "lm-eval": ("lm_eval:lm_eval", "Run lm-evaluation-harness with assisted models", "lm-eval"),
@@ -58,7 +57,9 @@ class LazyCommand(TyperCommand):
             modes = {"mode", "modes"} & function.__signature__.parameters.keys()
             own = getattr(module, "COMMAND_OPTIONS", {"epilog": RULES if modes else None})
             found.command(self.name, cls=CleanCommand, **own)(function)
-        return typer.main.get_command(found)
+        command = typer.main.get_command(found)
+        command.settings = getattr(module, "SETTINGS", {})
+        return command
 
 
 class LazyGroup(CleanGroup):

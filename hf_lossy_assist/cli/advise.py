@@ -2,83 +2,99 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
-from ..advice.advice import DRAFT_COST
-from ..advice.advising import Advising
+from ..evaluation.advice.advice import DRAFT_COST
+from ..evaluation.advice.advising import advise as advice_on
 from ..evaluation.answers import answers_of, problem_sum
 from ..heads import ModelIdentity
 from .console import Console, progress
-from .models import TaskDecodingOptions
+from .measuring import CHOOSING, LOADING, LONGEST, Setup
 from .options import (
-    PromptFile,
+    Assistant,
+    Data,
+    DraftDtype,
+    Dtype,
+    HeadSources,
+    Limit,
+    OutFolder,
+    PairName,
+    Sample,
+    Settings,
+    Target,
+    TaskName,
     numbers,
+    of_decoding,
+    of_output,
+    of_prompts,
+    read_set,
 )
 
+SETTINGS = {
+    **LOADING, **CHOOSING, "max_new_tokens": LONGEST, "tune": "true times more draft lengths, more often",
+}  # fmt: skip
 
-@dataclass(frozen=True)
-class AdviseOptions(TaskDecodingOptions):
-    """The options of ``advise``."""
 
-    gamma: str | None = None
+def advise(
+    pair: PairName = None,
+    model: Target = None,
+    assistant: Assistant = None,
+    head: HeadSources = None,
+    dtype: Dtype = None,
+    draft_dtype: DraftDtype = None,
+    task: TaskName = None,
+    data: Data = None,
+    limit: Limit = 12,
+    answers: Annotated[
+        Path | None, of_prompts(help="A folder of evaluate whose texts of plain or lossless are the answers.")
+    ] = None,
     modes: Annotated[
         str | None,
-        typer.Option(metavar="MODE,…", help="Rules with settings, as for evaluate; the usual ones by default."),
-    ] = None
+        of_decoding(metavar="MODE,…", help="Rules with settings, as for evaluate; the usual ones by default."),
+    ] = None,
     gammas: Annotated[
-        str | None, typer.Option(metavar="N,…", help="Draft lengths to show; each rule's best by default.")
-    ] = None
-    prompts: Annotated[int, typer.Option(min=1, help="How many prompts the target answers.")] = 12
-    prompt_file: PromptFile = None
+        str | None, of_decoding(metavar="N,…", help="Draft lengths to show; each rule's best by default.")
+    ] = None,
+    sample: Sample = False,
     draft_cost: Annotated[
         str | None,
-        typer.Option(metavar="C,…", help="Tables for other hardware: a drafted token's time, as a share of a token's."),
-    ] = None
-    answers: Annotated[
-        Path | None, typer.Option(help="A folder of evaluate whose texts of plain or lossless are the answers.")
-    ] = None
-    tune: Annotated[bool, typer.Option("--tune", help="Time more draft lengths, more often.")] = False
-    out: Annotated[
-        Path | None,
-        typer.Option(help="Folder for the advice, a plot and the setting; an interrupted run goes on there."),
-    ] = None
-
-
-def advise(options: AdviseOptions) -> None:
+        of_output(metavar="C,…", help="Tables for other hardware: a drafted token's time, as a share of a token's."),
+    ] = None,
+    out: OutFolder = None,
+    settings: Settings = None,
+) -> None:
     """Predict what each rule brings: tokens per call, speed here, and how far it leaves the target.
 
     The target answers the prompts, and each model reads the answers once. Only the recommended rule runs, on four
     prompts, as a check. Without --modes, the usual rules are compared, and without --gammas each with its best draft
     length.
     """
-    options.check()
-    gammas, shares = numbers("--gammas", options.gammas, int), numbers("--draft-cost", options.draft_cost, float)
+    given = read_set(settings, SETTINGS)
+    setup = Setup.of(pair, model, assistant, dtype, draft_dtype, given, head=head, task=task, data=data, sample=sample)
+    lengths, shares = numbers("--gammas", gammas, int), numbers("--draft-cost", draft_cost, float)
     for share in shares:
         DRAFT_COST.check("--draft-cost", share)
-    loaded = options.load(options.own_task()).asked("--prompt-file", options.prompt_file).with_heads(options.head)
-    source, screen = loaded.task or loaded.prompts, Console()
-    examples = source.examples(options.split, options.prompts)
-    prompts, answers = loaded.encode(examples), {}
-    if options.answers is not None:
+    loaded, screen = setup.load(), Console()
+    examples = loaded.task.examples(setup.split, limit)
+    prompts, texts = loaded.encode(examples), {}
+    if answers is not None:
         problems = [problem_sum(ids, example.answer) for ids, example in zip(prompts, examples, strict=True)]
         plan = {"target": asdict(ModelIdentity.of(loaded.target)), "problems": problems}
-        answers = answers_of(options.answers, {**plan, "temperature": options.warmth, "top_p": options.top_p})
+        texts = answers_of(answers, {**plan, "temperature": setup.temperature, "top_p": setup.top_p})
     with progress(screen) as bar:
-        advice = Advising(
-            loaded.models, loaded.tokenizer, prompts, options.modes or "", gammas,
-            options.max_new_tokens or loaded.length, source.ends, options.warmth, options.top_p,
-            seed=options.seed or 0, tune=options.tune, out=options.out,
-            answers=answers, track=bar.track,
-        ).run()  # fmt: skip
+        advice = advice_on(
+            loaded.target, loaded.draft, loaded.tokenizer, prompts, modes=modes, gammas=lengths,
+            max_new_tokens=given.get("max_new_tokens", loaded.length), ends=loaded.task.ends, heads=loaded.heads,
+            temperature=setup.temperature, top_p=setup.top_p, tune=given.get("tune", False), seed=setup.seed, out=out,
+            answers=texts, track=bar.track,
+        )  # fmt: skip
     screen.print("\n".join(advice.said), highlight=False)
     screen.print(advice.table())
     screen.print(advice.next_step, highlight=False, soft_wrap=True)
     for share in shares:
         screen.print(f"where a drafted token takes {share:g} of a token of the target:", highlight=False)
         screen.print(advice.with_draft_cost(share).table())
-    if options.out is not None:
-        screen.print(f"written: {options.out}", style="dim", soft_wrap=True)
+    if out is not None:
+        screen.print(f"written: {out}", style="dim", soft_wrap=True)

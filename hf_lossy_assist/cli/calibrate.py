@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated, Any
@@ -10,57 +9,94 @@ from typing import Annotated, Any
 import typer
 from rich.live import Live
 
-from ..calibration.calibrating import calibrate as certify_fastest
-from ..calibration.calibrating import calibrate_from
-from ..call.certificate import Certificate, TestedSetting
+from ..call.certificate import Certificate
 from ..call.spelling import FORM, split
 from ..errors import LossyValueError
 from ..evaluation.answers import AnswerStore
-from ..evaluation.evaluate import Evaluation, reference_of
+from ..evaluation.calibration.calibrating import calibrate as certify_fastest
+from ..evaluation.calibration.calibrating import calibrate_from
+from ..evaluation.evaluate import reference_of
+from ..evaluation.evaluation import Evaluation
+from ..evaluation.modes import DecodingMode
 from ..evaluation.tables import Column, NumberTable, number, table
+from ..store.process import this_process
 from .console import Console, progress
-from .evaluate import EvaluationOptions
-from .models import read_heads
+from .measuring import CHOOSING, DRAFTING, LOADING, LONGEST, Setup
+from .options import (
+    Assistant,
+    Data,
+    DraftDtype,
+    Dtype,
+    Engine,
+    HeadSources,
+    Limit,
+    PairName,
+    Sample,
+    Settings,
+    Target,
+    TaskName,
+    of_decoding,
+    of_output,
+    of_prompts,
+    read_set,
+)
+
+LIMITS = {
+    "max_new_tokens": LONGEST,
+    "max_longer": "per cent by which answers may grow on average; any length by default",
+    "confidence": "in per cent, of all certified settings together; 95 by default",
+}
+_OTHERS = ("top_p", "prompt_lookup")  # of which no certificate is made
+SETTINGS = {key: words for key, words in (LOADING | CHOOSING | DRAFTING | LIMITS).items() if key not in _OTHERS}
 
 
 def calibrate(
-    shared: EvaluationOptions,
-    out: Annotated[Path, typer.Option(help="Folder for the certificate and the generation configuration.")],
+    *,
+    pair: PairName = None,
+    model: Target = None,
+    assistant: Assistant = None,
+    head: HeadSources = None,
+    dtype: Dtype = None,
+    draft_dtype: DraftDtype = None,
+    task: TaskName = None,
+    data: Data = None,
+    limit: Limit = 5000,
     answers: Annotated[
-        Path | None, typer.Option("--from", help="A folder that `evaluate` has written; nothing is generated.")
+        Path | None,
+        of_prompts("--from", help="A folder that `evaluate` has written; nothing is generated."),
     ] = None,
     modes: Annotated[
-        str | None, typer.Option(metavar="MODE,…", help=f"Settings, for each rule from cautious to bold: {FORM}.")
+        str | None, of_decoding(metavar="MODE,…", help=f"Settings, for each rule from cautious to bold: {FORM}.")
     ] = None,
-    max_loss: Annotated[float, typer.Option(help="Points of the score that may be lost on average.")] = 1.0,
-    max_longer: Annotated[
-        float | None,
-        typer.Option(help="Per cent by which answers may grow on average; any length by default."),
-    ] = None,
-    confidence: Annotated[float, typer.Option(help="In per cent, of all certified settings together.")] = 95.0,
-    limit: Annotated[int, typer.Option(min=1, help="The most problems.")] = 5000,
+    sample: Sample = False,
+    engine: Engine = "hf",
+    max_loss: Annotated[float, of_output(help="Points of the score that may be lost on average.")] = 1.0,
+    out: Annotated[Path, of_output(help="Folder for the certificate and the generation configuration.")],
+    settings: Settings = None,
 ) -> None:
     """Certify the fastest setting that loses at most so many points of a task's score.
 
     The settings of each rule are tested in the given order. Problems are answered until a setting is certified or no
-    longer can be; the bound stays valid however often it is checked. OUT gets certificate.json, a card with a plot, and
+    longer can be; the bound stays valid however often it is checked. OUT gets certificate.json and
     generation_config.json, which `--mode OUT` and `GenerationConfig.from_pretrained(OUT)` read. The exit status is 1
     if no setting is certified.
     """
-    screen = Console()
-    heads: Mapping[str, Any] = read_heads(shared.head)
+    given = read_set(settings, SETTINGS)
+    setup = Setup.of(
+        pair, model, assistant, dtype, draft_dtype, given, head=head, task=task, data=data, sample=sample,
+        engine=engine,
+    )  # fmt: skip
+    limits = {"max_loss": max_loss, **{key: given[key] for key in ("confidence", "max_longer") if key in given}}
+    screen, heads = Console(), setup.heads
     if answers is not None:
         chosen = None if modes is None else [name.strip() for name in split(modes, ",")]
-        certificate = calibrate_from(answers, max_loss, confidence, chosen, heads, max_longer)
+        certificate = calibrate_from(answers, modes=chosen, heads=heads, **limits)
     else:
         if modes is None:
             raise LossyValueError("`--modes` has to name the settings to test, or `--from` a folder of `evaluate`")
-        listed = shared.listed(modes)
-        if shared.reference is None and reference_of(listed) == listed[0].label and listed[0].gamma is not None:
-            listed = [*shared.listed("plain"), *listed]
-        evaluation = shared.evaluation(listed, limit, assisted=True)
-        with shared.vllm or nullcontext():
-            certificate = _answered(evaluation, (max_loss, confidence, max_longer), out, screen)
+        with setup.vllm or nullcontext():
+            evaluation = _evaluation(setup, modes, limit, given)
+            certificate = _answered(evaluation, limits, out, screen)
         heads = evaluation.models.heads
     certificate.save(out, heads)
     screen.print(outcome_table(certificate))
@@ -70,13 +106,25 @@ def calibrate(
     screen.print(f"chosen: {certificate.chosen}; written: {out}", soft_wrap=True, markup=False, highlight=False)
 
 
-def _answered(
-    evaluation: Evaluation, limits: tuple[float, float, float | None], out: Path, screen: Console
-) -> Certificate:
-    limit = len(evaluation.examples)
+def _evaluation(setup: Setup, text: str, limit: int, given: dict[str, Any]) -> Evaluation:
+    """Return what is to be answered: the settings, and the target alone where they lack something to compare with."""
+    if not setup.is_scored:
+        raise LossyValueError("`--task` has to be given, because losses are of a task's score")
+    loaded = setup.load()
+    modes: list[DecodingMode] = setup.modes(text, loaded.heads)
+    reference = given.get("reference")
+    if reference is None and reference_of(modes) == modes[0].label and modes[0].gamma is not None:
+        modes = [*setup.modes("plain", loaded.heads), *modes]
+    return Evaluation(
+        loaded.models, loaded.tokenizer, loaded.task, modes, reference or reference_of(modes), limit, setup.split,
+        max_new_tokens=given.get("max_new_tokens"), seed=setup.seed, process=this_process(),
+    )  # fmt: skip
+
+
+def _answered(evaluation: Evaluation, limits: dict[str, float], out: Path, screen: Console) -> Certificate:
     screen.print(
-        f"Each setting: problems answered, of those at which its test is expected to end, judged by its losses so far; "
-        f"{limit} at most.",
+        "Each setting: problems answered, of those at which its test is expected to end, judged by its losses so far; "
+        f"{len(evaluation.examples)} at most.",
         style="dim", soft_wrap=True, highlight=False,
     )  # fmt: skip
     bar = progress(screen)
@@ -88,9 +136,8 @@ def _answered(
         bar.update(tasks_of[label], completed=problems, total=expected, description=f"{label} {state}".rstrip())
 
     with Live(bar, console=screen, transient=True, refresh_per_second=2):
-        max_loss, confidence, max_longer = limits
         store = AnswerStore(out / "answers", evaluation.plan())
-        return certify_fastest(evaluation, max_loss, confidence, store, note, max_longer)
+        return certify_fastest(evaluation, store=store, note=note, **limits)
 
 
 def outcome_table(certificate: Certificate) -> NumberTable:
@@ -106,6 +153,5 @@ def outcome_table(certificate: Certificate) -> NumberTable:
     if certificate.max_longer is not None:
         columns |= {"longer\n(%)": lambda x: number(x.longer), "by at most": lambda x: number(x.longer_bound)}
         length = f" and answers at most {certificate.max_longer:g} % longer,"
-    rows: list[TestedSetting] = list(certificate.tested)
     title = f"At most {certificate.max_loss:g} points lost,{length} with {certificate.confidence:g} % confidence"
-    return table(rows, columns, title)
+    return table(certificate.tested, columns, title)

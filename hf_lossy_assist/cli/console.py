@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import is_dataclass
 from datetime import timedelta
 from errno import EPIPE
+from types import MappingProxyType
 from typing import Annotated, Any, get_origin, get_type_hints
 
 import typer
@@ -32,16 +33,16 @@ from ..store.process import this_process
 
 OTHER_NAMES = {
     "assistant_model": ("--assistant",),
-    "data": ("--task-data", "--prompts"),
+    "data": ("--task-data", "--data"),
     "draft": ("--assistant",),
     "heads": ("--head",),
     "lossy_config": ("--mode", "--modes"),
     "lossy_head": ("--head",),
     "lossy_mode": ("--mode", "--modes"),
     "modes": ("--modes", "--mode"),
-    "prompt_lookup_num_tokens": ("--prompt-lookup",),
+    "prompt_lookup_num_tokens": ("--prompt-lookup", "--set prompt_lookup=N"),
     "ratio": ("--lambda",),
-    "unsafe_no_isolation": ("--unsafe-no-isolation", "--task-option unsafe_no_isolation=true"),
+    "unsafe_no_isolation": ("--unsafe-no-isolation", "--set task.unsafe_no_isolation=true"),
 }
 """Options by the argument that they set, where their names differ."""
 _NO_OPTIONS = ("seed", "dtype")  # keys of a `lossy_config` or a head
@@ -93,12 +94,9 @@ class CleanGroup(_CleanErrors, TyperGroup):
 
 
 class CleanCommand(_CleanErrors, TyperCommand):
-    """A command with one-line errors."""
+    """A command with one-line errors, whose help has panels of options, and what ``--set`` takes."""
 
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        if wrong := [argument for argument in args if argument != argument.encode(errors="replace").decode()]:
-            raise LossyValueError(f"options have to be text in UTF-8, but {brief(wrong[0])} is not")
-        return super().parse_args(ctx, args)
+    settings: Mapping[str, str] = MappingProxyType({})
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Write the options by their panels."""
@@ -109,6 +107,14 @@ class CleanCommand(_CleanErrors, TyperCommand):
         for name, records in panels.items():
             with formatter.section(name):
                 formatter.write_dl(records)
+        if self.settings:
+            with formatter.section("Settings, as in --set KEY=VALUE"):
+                formatter.write_dl([*self.settings.items()])
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if wrong := [argument for argument in args if argument != argument.encode(errors="replace").decode()]:
+            raise LossyValueError(f"options have to be text in UTF-8, but {brief(wrong[0])} is not")
+        return super().parse_args(ctx, args)
 
 
 def flattened(command: Callable[..., None]) -> Callable[..., None]:

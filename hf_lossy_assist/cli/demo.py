@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import median
 from typing import Annotated
 
 import typer
@@ -14,18 +13,19 @@ from rich.text import Text
 from transformers.utils.logging import disable_progress_bar
 
 from .. import pairs
-from ..evaluation.answers import AnswerStore, by_mode
-from ..evaluation.evaluate import Evaluation, EvaluationResult, named_modes
-from ..evaluation.modes import Models
+from ..evaluation.answers import by_mode
+from ..evaluation.evaluation import Evaluation
+from ..evaluation.modes import Models, parse_modes
 from ..evaluation.requests import batches_of, run_request
-from ..evaluation.tables import points
-from .console import Console, limit_threads
-from .evaluate import answer_all, score_table
+from ..evaluation.result import EvaluationResult
+from ..evaluation.tables import interval
+from ..evaluation.views import points, score_table
+from .console import Console, limit_threads, progress
 from .rendering import marked, traced_text
 
 # Rules keep most of 8 drafted tokens, so only longer drafts tell them apart; lossless may be fastest with shorter ones.
 MODES = "plain,lossless@4,lossless@8,lossless@12,lossless@16,min_p@16,regret@16,judge@16,typical@16"
-_BATCH_SIZE = 20
+_BATCH_SIZE = 10
 
 
 def demo(
@@ -38,22 +38,19 @@ def demo(
     screen = Console()
     loaded = pairs.load("arithmetic")
     evaluation = Evaluation(
-        Models(loaded.target, loaded.draft, loaded.rule_heads), loaded.tokenizer, loaded.task, named_modes(MODES),
+        Models(loaded.target, loaded.draft, loaded.rule_heads), loaded.tokenizer, loaded.task, parse_modes(MODES),
         reference="plain", limit=problems, batch_size=_BATCH_SIZE,
     )  # fmt: skip
     screen.print(f"{problems} problems, each answered in {len(evaluation.modes)} modes", style="dim")
-    store = AnswerStore()
-    result = answer_all(evaluation, store, screen)
-    verdict = Verdict.of(result, _BATCH_SIZE)
-    plain, _, rule = verdict.shown
+    with progress(screen) as bar:
+        result = evaluation.complete(None, costs=False, track=bar.track)
+    verdict = Verdict.of(result)
+    answers = by_mode(result.answers)
+    plain, rule = (answers[label] for label in (verdict.shown[0], verdict.shown[-1]))
     # Show a question that both answer right, and in which only the lossy rule keeps some tokens.
-    known = (
-        i
-        for i in range(problems)
-        if store.known[plain, i].score == store.known[rule, i].score == 1 and store.known[rule, i].lossy
-    )
+    known = (i for i in range(problems) if plain[i].score == rule[i].score == 1 and rule[i].lossy)
     screen.print(_side_by_side(evaluation, verdict.shown, next(known, 0), colour=screen.color_system is not None))
-    screen.print(score_table(result.modes.values(), evaluation.reference))
+    screen.print(score_table([*result.modes.values()], evaluation.reference))
     screen.print(
         f"plain: the target alone. RULE@N: the rule, with N drafted tokens a round. {_BATCH_SIZE} texts at a time.",
         style="dim",
@@ -61,7 +58,7 @@ def demo(
     screen.print(f"[bold]Verdict:[/] {verdict.words}", highlight=False, markup=True)
     screen.print(
         "These models are tiny, and made for this task. Real ones gain less, and some rules cost them right answers: "
-        "measure yours by `lossy-assist evaluate` and `bench`.",
+        "measure yours by `lossy-assist evaluate`.",
         style="dim",
     )
 
@@ -74,43 +71,28 @@ class Verdict:
     words: str
 
     @classmethod
-    def of(cls, result: EvaluationResult, batch_size: int) -> Verdict:
+    def of(cls, result: EvaluationResult) -> Verdict:
         """Compare the fastest rule that is not shown to lose points with the fastest lossless setting.
 
-        All modes answer a batch before any answers the next, so speeds are compared batch by batch, by the median.
+        All modes answer a batch before any answers the next, so speeds are compared batch by batch.
         """
-        plain, speeds = result.reference, _speeds(result, batch_size)
-
-        def times(own: str, other: str) -> list[float]:
-            return [a / b for a, b in zip(speeds[own], speeds[other], strict=True)]
-
-        def fastest(labels: Iterable[str]) -> str:
-            return max(labels, key=lambda label: median(times(label, plain)))
-
-        settings = [label for label in result.modes if label.partition("@")[0] == "lossless"]
-        rules = [label for label in result.modes if label not in (plain, *settings)]
-        good = [label for label in rules if result.modes[label].high >= 0]
-        lossless, rule = fastest(settings), fastest(good or rules)
-        ratios = times(rule, lossless)
+        plain, rows = result.reference, result.modes
+        settings = [label for label in rows if label.partition("@")[0] == "lossless"]
+        rules = [label for label in rows if label not in (plain, *settings)]
+        good = [label for label in rules if rows[label].high >= 0]
+        lossless, rule = (max(labels, key=lambda x: rows[x].tokens_per_second) for labels in (settings, good or rules))
+        times = rows[rule].speed.times
         speed = (
             f"{rule} is the fastest rule{' that is not shown to lose points' if good else ''}: "
-            f"{median(ratios):.2f} × as fast as {lossless}, the fastest lossless setting ({min(ratios):.2f} to "
-            f"{max(ratios):.2f} in {len(ratios)} batches), and {median(times(rule, plain)):.2f} × as fast as the "
-            "target alone."
+            f"{interval(times['lossless'])} × as fast as {lossless}, the fastest lossless setting, and "
+            f"{interval(times['plain'])} × as fast as the target alone (in brackets: 95 % of a bootstrap over the "
+            "batches)."
         )
-        slow = "" if median(ratios) > 1 else f"No rule is faster than {lossless}, the fastest lossless setting."
+        slow = ""
+        if times["lossless"][1] <= 1:
+            slow = f"No rule is shown to be faster than {lossless}, the fastest lossless setting."
         bad = "" if good else "Every rule is shown to lose points."
         return cls((plain, lossless, rule), " ".join(filter(None, (slow, bad, speed, _loss(result, rule)))))
-
-
-def _speeds(result: EvaluationResult, batch_size: int) -> dict[str, list[float]]:
-    """Return every mode's tokens per second, batch by batch."""
-    spent: dict[str, dict[int, tuple[int, float]]] = {}
-    for answer in result.answers:
-        batches = spent.setdefault(answer.mode, {})
-        tokens, seconds = batches.get(answer.id // batch_size, (0, 0.0))
-        batches[answer.id // batch_size] = tokens + answer.tokens, seconds + answer.seconds
-    return {label: [tokens / seconds for tokens, seconds in batches.values()] for label, batches in spent.items()}
 
 
 def _loss(result: EvaluationResult, rule: str) -> str:

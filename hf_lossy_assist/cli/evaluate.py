@@ -1,140 +1,103 @@
-"""``lossy-assist evaluate``: every mode's score on a task, and its speed."""
+"""``lossy-assist evaluate``: every mode's score on a task, its speed, and where the time goes."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
-from functools import cached_property
-from pathlib import Path
-from typing import Annotated, Any
 
 import typer
-from rich.console import Group
-from rich.live import Live
 
 from ..errors import LossyValueError
-from ..evaluation.answers import AnswerStore
-from ..evaluation.evaluate import Evaluation, EvaluationResult, named_modes, reference_of
-from ..evaluation.modes import DecodingMode, with_noise
-from ..evaluation.tables import score_table
-from ..integrations.vllm.engines import VllmEngines, vllm_engines
+from ..evaluation.evaluate import evaluate as measured
 from ..store.process import this_process
 from .console import Console, progress
-from .models import TaskDecodingOptions
+from .measuring import CHOOSING, DRAFTING, LOADING, Setup
 from .options import (
-    Gamma,
+    Assistant,
+    BatchSize,
+    Data,
+    DraftDtype,
+    Dtype,
+    Engine,
+    HeadSources,
+    Limit,
+    MaxNewTokens,
     Modes,
-    PromptLookup,
-    VllmPython,
+    OutFolder,
+    PairName,
+    Sample,
+    Settings,
+    Target,
+    TaskName,
+    read_set,
 )
 
-
-@dataclass(frozen=True)
-class EvaluationOptions(TaskDecodingOptions):
-    """The options that ``evaluate`` and ``calibrate`` share."""
-
-    reference: Annotated[
-        str | None, typer.Option(help="The mode to compare with; plain, else lossless by default.")
-    ] = None
-    gamma: Gamma = "5"
-    engine: Annotated[str, typer.Option(help="hf: generate(); vllm: vLLM.")] = "hf"
-    vllm_python: VllmPython = None
-
-    @cached_property
-    def vllm(self) -> VllmEngines | None:
-        """What decodes instead of this process."""
-        if self.engine not in ("hf", "vllm"):
-            raise LossyValueError(f"`--engine` has to be 'hf' or 'vllm', but is {self.engine!r}")
-        return vllm_engines(self.engine == "vllm", self.vllm_python, self.threads)
-
-    def listed(self, text: str) -> list[DecodingMode]:
-        listed = named_modes(text, self.prompt_lookup or self.drafted, self.warmth)
-        listed = [replace(mode, top_p=self.top_p) for mode in listed]
-        return listed if self.vllm is None else self.vllm.modes(listed)
-
-    def evaluation(self, modes: Sequence[DecodingMode], limit: int, assisted: bool = False, **more: Any) -> Evaluation:
-        """Load models and task as the options say; ``assisted`` requires a draft even if no mode uses it."""
-        self.check({} if self.pair else {"--task": self.task}, () if assisted else ("--assistant",))
-        lookup = self.prompt_lookup is not None
-        for mode in modes:
-            mode.check_draft(model=not lookup and bool(self.assistant or self.pair), lookup=lookup)
-        loaded = self.load_for_task(self.own_task()).with_heads(self.head)
-        return Evaluation(
-            replace(loaded.models, lookup=lookup), loaded.tokenizer, loaded.task, modes,
-            self.reference or reference_of(modes), limit, self.split, max_new_tokens=self.max_new_tokens,
-            seed=self.seed or 0, process=this_process(), **more,
-        )  # fmt: skip
+MEASURING = {
+    "measure": "task: its score; rouge: ROUGE-L to the reference's text; likelihood: the target's p, geometric mean",
+    "repeats": "how often each prompt is answered; the speed is that of the median",
+    "stages": "true shows where a round's time goes, from one more answer to the first prompts",
+    "clock": "wall, or cpu: this process's computing time, for one thread on a busy machine",
+    "costs": "false leaves out what rounds cost, and with it the predicted seconds of an answer",
+    "noise_floor": "true adds what rounding alone does: the target in another batch and dtype",
+}
+SETTINGS = LOADING | CHOOSING | DRAFTING | MEASURING
 
 
-@dataclass(frozen=True)
-class EvaluateOptions(EvaluationOptions):
-    """The options of ``evaluate``."""
+def evaluate(
+    context: typer.Context,
+    pair: PairName = None,
+    model: Target = None,
+    assistant: Assistant = None,
+    head: HeadSources = None,
+    dtype: Dtype = None,
+    draft_dtype: DraftDtype = None,
+    task: TaskName = None,
+    data: Data = None,
+    limit: Limit = 100,
+    batch_size: BatchSize = 1,
+    modes: Modes = "plain,lossless,min_p,regret",
+    sample: Sample = False,
+    max_new_tokens: MaxNewTokens = None,
+    engine: Engine = "hf",
+    out: OutFolder = None,
+    settings: Settings = None,
+) -> None:
+    """Let every mode answer the same prompts: scores with paired differences, tokens kept, speed, and stages.
 
-    prompt_lookup: PromptLookup = None
-    modes: Modes = None
-    measure: Annotated[
-        str,
-        typer.Option(
-            help="task: its score; rouge: ROUGE-L to the reference's text; likelihood: the target's p, geometric mean."
-        ),
-    ] = "task"
-    limit: Annotated[int, typer.Option(min=1, help="Number of problems; a repeated command may raise it.")] = 100
-    batch_size: Annotated[int, typer.Option(min=1, help="Problems that are answered together.")] = 1
-    costs: Annotated[bool, typer.Option(help="Measure what rounds cost, for the predicted seconds of an answer.")] = (
-        True
-    )
-    noise_floor: Annotated[
-        bool, typer.Option("--noise-floor", help="Add what rounding alone does: the target in another batch and dtype.")
-    ] = False
-    out: Annotated[Path | None, typer.Option(help="Folder for the results; an interrupted run continues there.")] = None
-
-
-def evaluate(options: EvaluateOptions) -> None:
-    """Let every mode answer the same problems: scores with paired differences, tokens kept, and speed.
-
-    Without --modes, the target alone, lossless, min_p and regret answer. OUT gets results.jsonl (a line per problem
-    and mode), summary.json and plot.png. `accelerate launch -m hf_lossy_assist evaluate …` splits the problems over
+    A task's answers are scored; other prompts, of --data, are only timed. OUT gets results.jsonl (a line per prompt
+    and mode), summary.json and plot.png. `accelerate launch -m hf_lossy_assist evaluate …` splits the prompts over
     processes.
     """
-    out = options.out
-    if options.noise_floor and options.engine == "vllm":
-        raise LossyValueError("`--noise-floor` is of the engine hf; leave it or `--engine vllm` out")
-    listed = options.listed(options.modes or "plain,lossless,min_p,regret")
-    if options.noise_floor:
-        listed = with_noise(listed, options.drafted, dtype=not options.prepack)
-    evaluation = options.evaluation(listed, options.limit, batch_size=options.batch_size, measure=options.measure)
-    screen = Console()
-    with options.vllm or nullcontext():
-        store = AnswerStore() if out is None else AnswerStore(out, evaluation.plan())
-        result = answer_all(evaluation, store, screen)
-    if options.costs:
-        with progress(screen) as bar:
-            evaluation.measure_costs(store, lambda turns: bar.track(turns, description="timing"))
-        result = evaluation.finish(store)
-    if out is None or len(result.answers) == len(listed) * len(evaluation.examples):
+    given = read_set(settings, SETTINGS)
+    setup = Setup.of(
+        pair, model, assistant, dtype, draft_dtype, given, head=head, task=task, data=data, sample=sample,
+        engine=engine,
+    )  # fmt: skip
+    if given.get("noise_floor") and engine != "hf":
+        raise LossyValueError("`noise_floor` is of the engine hf; leave it or `--engine` out")
+    lookup = given.get("prompt_lookup")
+    with setup.vllm or nullcontext():
+        for mode in setup.modes(modes, setup.heads):  # before models are loaded
+            mode.check_draft(model=lookup is None and bool(assistant or pair), lookup=lookup is not None)
+        loaded = setup.load(needs_draft=False)
+        models = (context.obj or (lambda models: models))(loaded.models)  # studies change them first
+        measures = {key: given[key] for key in MEASURING if key in given}
+        process, screen = this_process(), Console()
+        shown = screen if process.number == 0 else Console(quiet=True)  # one bar is enough for all processes
+        try:
+            with progress(shown) as bar:
+                result = measured(
+                    models.target, models.draft, tokenizer=loaded.tokenizer, task=loaded.task,
+                    modes=setup.modes(modes, models.heads), heads=models.heads, reference=given.get("reference"),
+                    limit=limit, split=setup.split, batch_size=batch_size, gamma=setup.gamma,
+                    prompt_lookup_num_tokens=lookup, max_new_tokens=max_new_tokens, seed=setup.seed, out=out,
+                    track=bar.track, **{"measure": "task" if setup.is_scored else None, **measures},
+                )  # fmt: skip
+        except KeyboardInterrupt:
+            kept = "" if out is None else f"; repeat the command to continue from {out}"
+            screen.print(f"stopped{kept}", soft_wrap=True)
+            raise typer.Exit(130) from None
+    if result.is_whole or out is None:
         for one in result.tables:
             screen.print(one)
     if out is not None:
         screen.print(f"written: {out}", style="dim", soft_wrap=True)
-
-
-def answer_all(evaluation: Evaluation, store: AnswerStore, screen: Console) -> EvaluationResult:
-    """Run an evaluation with a progress display, and save the result if the store has a folder."""
-    process = evaluation.process
-    shown = screen if process.number == 0 else Console(quiet=True)
-    bar = progress(shown)
-    task = bar.add_task("problems answered", total=sum(map(len, evaluation.own_batches.values())))
-    done = 0
-    try:
-        with Live(bar, console=shown, transient=True, refresh_per_second=2) as live:
-            for done, _ in enumerate(evaluation.run(store), 1):
-                bar.update(task, completed=done)
-                if shown.is_terminal:
-                    running = evaluation.result(store).modes.values()
-                    live.update(Group(bar, score_table(running, evaluation.reference)))
-    except KeyboardInterrupt:
-        kept = "" if store.folder is None else f"; repeat the command to continue from {store.folder}"
-        screen.print(f"stopped after {done} problems{kept}", soft_wrap=True)
-        raise typer.Exit(130) from None
-    return evaluation.finish(store)

@@ -33,7 +33,6 @@ from .options import (
     Target,
     TaskData,
     TaskName,
-    listed,
     read_set,
 )
 
@@ -66,7 +65,7 @@ Labels, KIND[:KEY=VALUE…]:
     target_states: as above
   ratio: both models' probabilities of drafted tokens
     rows: tokens per prompt for each of the four kinds of prefix; 8 by default"""
-COMMAND_OPTIONS = {"epilog": f"{LABELS}\n\n{listed(SETTINGS)}"}
+COMMAND_OPTIONS = {"epilog": LABELS}
 
 
 def mine(

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import torch
-import typer
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -19,7 +18,7 @@ from transformers import (
 )
 from transformers.utils.logging import disable_progress_bar
 
-from .. import pairs, tasks
+from .. import pairs
 from ..acceptors import REGISTRY, head_type, place_rule_head
 from ..call.spelling import read_gamma
 from ..compat import load_errors
@@ -37,7 +36,21 @@ from ..tasks import Example, Task
 from ..tasks.plain_prompts import Prompts
 from ..values import check_name
 from .console import limit_threads
-from .options import PAIRS, Gamma, MaxNewTokens, Prepack, TaskData, TaskName, TaskOptions, Threads, parse_task_options
+from .options import (
+    Assistant,
+    Device,
+    DraftDtype,
+    Dtype,
+    Gamma,
+    HeadSources,
+    PairFolder,
+    PairName,
+    Prepack,
+    Sample,
+    Target,
+    Threads,
+    of_decoding,
+)
 
 STORY_OPENINGS = (
     "Once upon a time, there was a little girl named Lily.",
@@ -136,22 +149,12 @@ class LoadedModels:
 class ModelOptions:
     """The options that name models; commands have those that this class annotates, or their own."""
 
-    pair: Annotated[
-        str | None, typer.Option("--pair", help=f"A pair ({PAIRS}) instead of --model and --assistant.")
-    ] = None
-    model: Annotated[str | None, typer.Option("--model", help="The target: a folder or a Hub id.")] = None
-    assistant: Annotated[
-        str | None, typer.Option("--assistant", help="The draft: a folder, a Hub id, or eagle3 for a pair's head.")
-    ] = None
-    dtype: Annotated[
-        Literal["auto", "float32", "bfloat16", "float16"] | None,
-        typer.Option(help="The weights' type; float32 with --pair arithmetic, else as stored."),
-    ] = None
-    device: Annotated[
-        str | None,
-        typer.Option("--device", help="cpu, cuda:0, …, or auto to spread the models; a GPU if there is one."),
-    ] = None
-    folder: Annotated[Path | None, typer.Option(help="Folder with the pair's `target` and `draft` to use.")] = None
+    pair: PairName = None
+    model: Target = None
+    assistant: Assistant = None
+    dtype: Dtype = None
+    device: Device = None
+    folder: PairFolder = None
     assistant_tokenizer: str | None = None  # if the draft's folder has none
     prompt_lookup: int | None = None  # draft length without a draft model
     prepack: Prepack = False
@@ -242,19 +245,15 @@ class ModelOptions:
 class DecodingOptions(ModelOptions):
     """The options of commands that decode by rules."""
 
-    draft_dtype: Annotated[
-        Literal["int8", "int4"] | None, typer.Option(help="Round the draft's weights; as --dtype by default.")
-    ] = None
-    head: Annotated[
-        list[str] | None,
-        typer.Option("--head", metavar="[RULE=]SOURCE", help="A trained head: a folder or a Hub id. Repeatable."),
-    ] = None
+    draft_dtype: DraftDtype = None
+    head: HeadSources = None
     gamma: Gamma = None
-    sample: Annotated[bool, typer.Option("--sample", help="Draw tokens instead of taking the likeliest.")] = False
+    sample: Sample = False
     temperature: Annotated[
-        float | None, typer.Option(help="Temperature of draws; 0.9 where modes are compared, else the model's own.")
+        float | None,
+        of_decoding(help="Temperature of draws; 0.9 where modes are compared, else the model's own."),
     ] = None
-    seed: Annotated[int | None, typer.Option(min=0, help="Seed of the first prompt; each further prompt adds one.")] = (
+    seed: Annotated[int | None, of_decoding(min=0, help="Seed of the first prompt; each further prompt adds one.")] = (
         None
     )
 
@@ -274,29 +273,6 @@ class DecodingOptions(ModelOptions):
     def warmth(self) -> float | None:
         """The temperature of draws where modes are compared; None for greedy decoding."""
         return (0.9 if self.temperature is None else self.temperature) if self.sample else None
-
-
-@dataclass(frozen=True)
-class TaskDecodingOptions(DecodingOptions):
-    """The options of commands that decode a task's problems."""
-
-    task: TaskName = None
-    data: TaskData = None
-    task_option: TaskOptions = None
-    split: Annotated[str, typer.Option(help="The task's split.")] = "test"
-    top_p: Annotated[
-        float, typer.Option(min=0, max=1, help="Draw from the likeliest tokens that have this probability together.")
-    ] = 1.0
-    max_new_tokens: MaxNewTokens = None
-
-    def check(self, others: Mapping[str, Any] | None = None, optional: Collection[str] = ()) -> None:
-        if self.top_p != 1 and not self.sample:
-            raise LossyValueError(f"`--top-p` {self.top_p} needs `--sample`; add it, or leave out the nucleus")
-        super().check(others, optional)
-
-    def own_task(self) -> Task | None:
-        """Load the task that the options name, if they name one."""
-        return tasks.load(self.task, self.data, **parse_task_options(self.task_option or ())) if self.task else None
 
 
 def encode_conversation(tokenizer: PreTrainedTokenizerBase, messages: Sequence[dict[str, str]]) -> list[int]:

@@ -21,12 +21,29 @@ from ..store.folder import (
     refuse,
     write_json,
 )
-from ..values import COUNT, Checked, Count, Probability, Rule, Text, from_json, is_number
-from .modes import TARGET_ALONE
+from ..values import COUNT, Checked, Count, Rule, Text, from_json, is_number
+from .requests import Stages
 
 RESULTS, COSTS = "results.jsonl", "costs.json"
 _KINDS = {"modes": dict, "problems": list, "runs": list}
 _SECONDS = Annotated[float | None, Rule("a number >= 0 or None", lambda x: x is None or (is_number(x) and x >= 0))]
+_SCORE = Annotated[
+    float | None, Rule("a number from 0 to 1 or None", lambda x: x is None or (is_number(x) and 0 <= x <= 1))
+]
+_LISTED = Rule(
+    "a list of numbers >= 0", lambda x: isinstance(x, list) and all(is_number(each) and each >= 0 for each in x)
+)
+_PARTS = Rule(
+    "the stages of a call or None",
+    lambda x: (
+        x is None
+        or (
+            isinstance(x, dict)
+            and x.keys() == {each.name for each in fields(Stages)}
+            and all(value is None or is_number(value) for value in x.values())
+        )
+    ),
+)
 _KNOWN = Annotated[int | None, Rule("an int >= 0 or None", lambda x: x is None or COUNT.holds(x))]
 
 
@@ -36,12 +53,12 @@ class Answer(Checked):
 
     mode: Text  # its label
     id: Count  # the problem's number in its split
-    score: Probability
+    score: _SCORE  # None if answers are only timed
     tokens: Count
     # Rounds of the text, and drafted tokens kept in all of them; for the target alone a token is a round.
     rounds: Count
     accepted: Count
-    # Of the call of ``generate()``, shared equally by its rows; None in older files of modes that answered together.
+    # Of the call of ``generate()``, shared equally by its rows: the median, if it was repeated. None if not timed.
     seconds: _SECONDS
     text: Text
     lossy: Count = 0  # drafted tokens that only the rule kept, not the lossless one
@@ -50,6 +67,18 @@ class Answer(Checked):
     prompt: _KNOWN = None  # tokens
     drafted: _KNOWN = None  # tokens
     memory: _KNOWN = None  # peak of its call in bytes, weights included
+    repeats: tuple[float, ...] = ()  # the seconds of each call, if there were several
+    joules: _SECONDS = None  # of a call, shared like its seconds, where the GPU's energy is counted
+    stages: Stages | None = None  # of one more call; beside the first answer of a batch
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any]) -> Answer:
+        """Return the answer that a line has."""
+        repeats, stages = values.get("repeats", []), values.get("stages")
+        _LISTED.check("repeats", repeats)
+        _PARTS.check("stages", stages)
+        own = {"repeats": tuple(repeats), "stages": None if stages is None else Stages(**stages)}
+        return cls(**{**values, **own})
 
 
 def by_mode(answers: Iterable[Answer]) -> dict[str, dict[int, Answer]]:
@@ -82,6 +111,8 @@ class AnswerStore:
         return self._lock
 
     def add(self, answers: Sequence[Answer]) -> None:
+        """Add answers; those that are there already stay."""
+        answers = [answer for answer in answers if (answer.mode, answer.id) not in self.known]
         self.known |= {(answer.mode, answer.id): answer for answer in answers}
         if self.folder is not None:
             with self._lock:
@@ -158,7 +189,7 @@ def answers_of(folder: Path, plan: Mapping[str, Any]) -> dict[int, Answer]:
     """
     manifest, answers = load_answers(folder)
     modes = by_mode(answers)
-    label = next((label for label in (TARGET_ALONE, "plain", "lossless") if label in modes), "")
+    label = next((label for label in ("plain", "lossless") if label in modes), "")
     if not label or any(answer.text.startswith("crc32:") for answer in modes[label].values()):
         raise LossyValueError(
             f"`answers` has to be a folder of `lossy-assist evaluate` with texts of the modes plain or lossless, but "
@@ -179,7 +210,7 @@ def _answers(folder: Path) -> list[Answer]:
     for number, row in read_lines(folder / RESULTS):
         where = f"line {number} of {str(folder / RESULTS)!r}"
         try:
-            answer = Answer(**row)
+            answer = Answer.of(row)
         except (LossyValueError, TypeError) as error:
             found = f"in {where}: {error!s:.300}"
             names = [x.name for x in fields(Answer)]
@@ -188,6 +219,6 @@ def _answers(folder: Path) -> list[Answer]:
         if (before.score, before.text) != (answer.score, answer.text):
             raise LossyValueError(
                 f"`out` has to hold one answer of a mode to a problem, but {where} has another one of {answer.mode!r} "
-                f"to problem {answer.id}, scored {answer.score:g} and not {before.score:g}; delete the wrong line"
+                f"to problem {answer.id}, scored {answer.score} and not {before.score}; delete the wrong line"
             )
     return [*answers.values()]

@@ -191,12 +191,8 @@ def lengths_between(answers: Iterable[Answer]) -> list[int]:
 
 def predicted_seconds(
     modes: Iterable[DecodingMode], costs: Mapping[str, Mapping[str, Any]], answers: Iterable[Answer]
-) -> tuple[dict[str, dict[int, float]], list[str]]:
-    """Return the seconds of answers by mode and problem, and the labels of lossless modes.
-
-    Seconds are left out where a mode's costs or an answer's counts are not known.
-    """
-    modes = list(modes)
+) -> dict[str, dict[int, float]]:
+    """Return the seconds of answers by mode and problem, where a mode's costs and an answer's counts are known."""
     known = {mode.label: (mode, Costs.of(costs[mode.label])) for mode in modes if mode.label in costs}
     found: dict[str, dict[int, float]] = {}
     for answer in answers:
@@ -204,7 +200,7 @@ def predicted_seconds(
         if told and (answer.drafted is not None or known[answer.mode][0].gamma != "auto"):
             counts = (answer.prompt, answer.tokens, answer.rounds, answer.drafted)
             found.setdefault(answer.mode, {})[answer.id] = answer_seconds(*known[answer.mode], *counts)
-    return found, [mode.label for mode in modes if mode.rule == "lossless"]
+    return found
 
 
 def answer_seconds(mode: DecodingMode, costs: Costs, prompt: int, tokens: int, rounds: int, drafted: int) -> float:

@@ -108,29 +108,28 @@ def peak_memory(device: torch.device, process: Path = _PROCESS) -> int:
 
 
 @contextmanager
-def energy_counter(device: torch.device) -> Iterator[tuple[Callable[[], float] | None, str]]:
-    """Give a function that returns the joules a GPU has used so far, or None, and a note on either.
+def energy_counter(device: torch.device) -> Iterator[Callable[[], float] | None]:
+    """Give a function that returns the joules that a GPU has used so far, or None where nobody counts them.
 
-    NVML counts the energy of the whole board, other programs' included.
+    NVML counts the energy of the whole board, other programs' included. It needs the package ``nvidia-ml-py``.
     """
-    if device.type != "cuda":
-        yield None, f"energy is counted on NVIDIA GPUs only, not on {device.type!r}"
-        return
     try:
         import pynvml
     except ImportError:
-        yield None, "energy is not counted: the package nvidia-ml-py is not installed"
+        pynvml = None
+    if device.type != "cuda" or pynvml is None:
+        yield None
         return
     try:
         pynvml.nvmlInit()
         # CUDA and NVML number devices differently, so the UUID names it.
         handle = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{torch.cuda.get_device_properties(device).uuid}")
         pynvml.nvmlDeviceGetTotalEnergyConsumption(handle)
-    except pynvml.NVMLError as error:
-        yield None, f"energy is not counted: NVML says {error}"
+    except pynvml.NVMLError:
+        yield None
         return
     try:
-        yield lambda: pynvml.nvmlDeviceGetTotalEnergyConsumption(handle) / 1000, "energy by NVML, whole board"
+        yield lambda: pynvml.nvmlDeviceGetTotalEnergyConsumption(handle) / 1000
     finally:
         pynvml.nvmlShutdown()
 

@@ -24,8 +24,8 @@ from ..heads import Head
 from ..models.prepacked import is_prepacked
 from ..values import Rule, check_name, is_number
 
-TARGET_ALONE, STOCK, DRAFT_ALONE = "target alone", "stock assisted", "draft alone"
-"""The labels of plain generation, of transformers' assisted generation, and of plain generation by the draft."""
+TARGET_ALONE = "target alone"
+"""The label of plain generation, where a page or a form shows it."""
 
 EVERYTHING = "everything"
 """The baseline that keeps every drafted token."""
@@ -85,7 +85,7 @@ class DecodingMode:
         cls,
         gamma: int | str,
         temperature: float | None = None,
-        label: str = STOCK,
+        label: str = "stock",
         settings: Mapping[str, Any] = MappingProxyType({}),
     ) -> DecodingMode:
         """Return transformers' assisted generation; ``settings`` has its ``schedule``, ``threshold`` and ``cache``.
@@ -212,6 +212,17 @@ def usual_modes(heads: Mapping[str, Head], gamma: int | str, temperature: float 
     return modes
 
 
+def modes_of(
+    text: str, gamma: int | str, temperature: float | None, top_p: float, heads: Mapping[str, Head]
+) -> list[DecodingMode]:
+    """Read modes like :func:`parse_modes`, of which ``all`` stands for :func:`usual_modes`."""
+    modes = []
+    for name in split(text, ","):
+        all_rules = name.strip() == "all"
+        modes += usual_modes(heads, gamma, temperature) if all_rules else parse_modes(name, gamma, temperature)
+    return [replace(mode, top_p=top_p) for mode in modes]
+
+
 def with_noise(modes: Sequence[DecodingMode], gamma: int | str, *, dtype: bool) -> list[DecodingMode]:
     """Add the modes that show what rounding alone does: the target in another batch shape, and losslessly.
 
@@ -220,9 +231,9 @@ def with_noise(modes: Sequence[DecodingMode], gamma: int | str, *, dtype: bool) 
     if any(mode.temperature is not None for mode in modes):
         raise LossyValueError("`noise_floor` compares greedy texts with the target's own; leave it or sampling out")
     text = "plain,plain:copies=2," + ("plain:dtype=other," if dtype else "") + "lossless"
-    names, known = text.split(","), {(mode.rule, json.dumps(dict(mode.settings))) for mode in modes}
-    added = (replace(mode, label=name) for name, mode in zip(names, parse_modes(text, gamma), strict=True))
-    return [*modes, *(mode for mode in added if (mode.rule, json.dumps(dict(mode.settings))) not in known)]
+    known = {(mode.rule, json.dumps(dict(mode.settings))) for mode in modes}
+    added = (mode for mode in parse_modes(text, gamma) if (mode.rule, json.dumps(dict(mode.settings))) not in known)
+    return [*modes, *added]
 
 
 def _check_settings(name: str, settings: Mapping[str, Any], known: Mapping[str, Rule]) -> None:
@@ -239,7 +250,7 @@ def _plain(text: str, settings: Mapping[str, Any], temperature: float | None) ->
     _check_settings("plain", settings, _ROUNDING)
     if settings and temperature is not None:
         raise LossyValueError(f"`modes` has {text!r}: only greedy texts can be compared with the target's own")
-    return DecodingMode(text.replace("plain", TARGET_ALONE, 1), None, settings, temperature=temperature)
+    return DecodingMode(text, None, settings, temperature=temperature)
 
 
 @contextmanager
@@ -277,16 +288,16 @@ def _stock_drafts(draft: PreTrainedModel, gamma: int, settings: Mapping[str, Any
         config.__dict__.update(before)
 
 
-def parse_modes(text: str, gamma: int | str | None, temperature: float | None = None) -> list[DecodingMode]:
+def parse_modes(text: str, gamma: int | str | None = 5, temperature: float | None = None) -> list[DecodingMode]:
     """Read modes separated by commas: each a :class:`~hf_lossy_assist.call.spelling.Spelling`, or a calibrated folder.
 
     ``plain`` is the target alone, ``draft`` the draft alone, ``stock`` transformers' assisted generation;
-    ``everything`` keeps every drafted token.
+    ``everything`` keeps every drafted token. A mode's label is its text.
 
     Examples
     --------
     >>> [mode.label for mode in parse_modes("plain,stock,topk@8:k=3,topk+typical", 5)]
-    ['target alone', 'stock assisted', 'topk@8:k=3', 'topk+typical']
+    ['plain', 'stock', 'topk@8:k=3', 'topk+typical']
     """
     return [_mode(part.strip(), gamma, temperature) for part in split(text, ",")]
 
@@ -302,9 +313,9 @@ def _mode(text: str, gamma: int | str | None, temperature: float | None) -> Deco
     if name == "plain":
         return _plain(text, spelt.config, temperature)
     if name == "stock":
-        return DecodingMode.stock(gamma, temperature, text.replace("stock", STOCK, 1), spelt.config)
+        return DecodingMode.stock(gamma, temperature, text, spelt.config)
     if name == "draft":
-        return DecodingMode(DRAFT_ALONE, temperature=temperature, answers="draft")
+        return DecodingMode(text, temperature=temperature, answers="draft")
     if name == EVERYTHING:
         return DecodingMode(text, "thresholds", {**spelt.config, "threshold_single": 0}, gamma, temperature)
     for rule in spelt.names:

@@ -61,6 +61,17 @@ class PromptBatch:
         return len(self.ids)
 
 
+def encoded(prompt: str | Sequence[int], tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """Return a prompt's token ids; with a chat template, a text is the user's turn."""
+    if not isinstance(prompt, str):
+        return list(prompt)
+    if not tokenizer.chat_template:
+        return tokenizer(prompt)["input_ids"]
+    turns = [{"role": "user", "content": prompt}]
+    text = tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
+    return tokenizer(text, add_special_tokens=False)["input_ids"]
+
+
 def batches_of(
     prompts: Sequence[Sequence[int]],
     size: int = 1,
@@ -102,10 +113,10 @@ def _resized(ids: list[int], length: int) -> list[int]:
 
 
 @dataclass(frozen=True)
-class TimeSplit:
+class Stages:
     """The time of one call by its parts, in seconds."""
 
-    drafting: float  # all forwards of the draft
+    drafting: float  # all forwards of the draft: decoder and LM head
     verifying: float  # all forwards of the target
     deciding: float | None  # the rule and fetching its decision; None without statistics or on another clock
     rest: float
@@ -116,23 +127,6 @@ class TimeSplit:
     first_token: float | None  # from the start until the end of the target's first forward
 
 
-@dataclass(frozen=True)
-class RunCounts:
-    """The counts of a run's statistics, summed over its rows."""
-
-    rounds: int
-    drafted: int  # tokens
-    accepted: int  # drafted tokens that were kept
-    draft_calls: int
-    target_calls: int
-    rates: tuple[float, ...] = ()  # for each row that drafted, the share of drafted tokens kept
-
-    @classmethod
-    def of(cls, stats: LossyStats) -> RunCounts:
-        rates = tuple(row.acceptance_rate for row in stats.rows or (stats,) if row.drafted)
-        return cls(stats.rounds, stats.drafted, stats.accepted, stats.draft_calls, stats.target_calls, rates)
-
-
 @dataclass(frozen=True, eq=False)
 class Response:
     """The answers of one call of ``generate()``, and its measurements."""
@@ -141,13 +135,11 @@ class Response:
     seconds: float
     # For each row: rounds, drafted tokens kept, and those among them that only the lossy rule kept.
     work: Sequence[tuple[int, int, int]]
-    counts: RunCounts | None = None  # None for transformers' own loops
+    drafted: Sequence[int] | None = None  # tokens of each row, where it is known
     stats: LossyStats | None = None  # the run's statistics over all rows, where it has any
     joules: float | None = None  # energy of the GPU, where it is counted
-    drafted: Sequence[int] | None = None  # tokens of each row, where it is known
-    # Metered calls only.
-    split: TimeSplit | None = None
-    peak_memory: int | None = None  # bytes
+    memory: int | None = None  # peak in bytes, weights included; None for other engines
+    stages: Stages | None = None  # if they were asked for, unless forwards are compiled
 
     @property
     def tokens(self) -> int:
@@ -169,11 +161,11 @@ def run_request(
     max_new_tokens: int = 100,
     instruments: Instruments = Instruments(),
     *,
-    meter: bool = False,
+    stages: bool = False,
 ) -> Response:
     """Answer one batch in one decoding mode; torch's random state is restored afterwards.
 
-    ``meter`` also measures where the time goes. On a GPU such a call is slower: it waits for the device at every
+    ``stages`` also measures where the time goes. On a GPU such a call is slower: it waits for the device at every
     forward.
 
     Examples
@@ -202,11 +194,10 @@ def run_request(
     with ExitStack() as stack:
         stack.enter_context(torch.random.fork_rng([device] if device.type == "cuda" else []))
         stack.enter_context(mode.prepared(models))
-        forwards: list[ForwardTimes] = []
-        if meter:
-            roles = (models.target, models.draft)
-            forwards = [stack.enter_context(metered(model, synchronize, clock)) for model in roles]
-            reset_peak_memory(device)
+        forwards = [
+            ForwardTimes() if model is None else stack.enter_context(metered(model, synchronize, clock))
+            for model in ((models.target, models.draft) if stages else ())
+        ]
         calls: list[None] = []
         drafts: list[None] = []
         if mode.rule is None:
@@ -215,6 +206,7 @@ def run_request(
                     hook = model.register_forward_pre_hook(lambda module, args, seen=seen: seen.append(None))
                     stack.callback(hook.remove)
         torch.manual_seed(batch.seed)
+        reset_peak_memory(device)
         synchronize()
         joules = energy() if energy else 0.0
         started = clock()
@@ -222,7 +214,7 @@ def run_request(
         synchronize()
         seconds = clock() - started
         joules = energy() - joules if energy else None
-        peak = peak_memory(device) if meter else None
+        memory = peak_memory(device)
     stats = getattr(output, "lossy_stats", None)
     # The statistics read the wall clock.
     deciding = stats.seconds.get("deciding") if stats is not None and clock is time.perf_counter else None
@@ -237,16 +229,9 @@ def run_request(
         work = [(min(len(calls), len(row)), max(0, len(row) - len(calls)), 0) for row in rows]
         drafted = [len(drafts) if mode.gamma else 0 for _ in rows]
     return Response(
-        rows=rows,
-        seconds=seconds,
-        work=work,
-        drafted=drafted,
-        counts=None if stats is None else RunCounts.of(stats),
-        stats=stats,
-        joules=joules,
-        split=_split(*forwards, started, seconds, deciding) if meter else None,
-        peak_memory=peak,
-    )
+        rows, seconds, work, drafted, stats, joules, memory,
+        _stages(*forwards, started, seconds, deciding) if stages else None,
+    )  # fmt: skip
 
 
 def until_end(tokens: Tensor, model: PreTrainedModel, ending: Ending | None = None) -> Tensor:
@@ -256,12 +241,12 @@ def until_end(tokens: Tensor, model: PreTrainedModel, ending: Ending | None = No
     return ending.cut(tokens) if ending else tokens
 
 
-def _split(
+def _stages(
     target: ForwardTimes, draft: ForwardTimes, started: float, seconds: float, deciding: float | None
-) -> TimeSplit | None:
+) -> Stages | None:
     if not target.calls:
         return None  # compiled forwards do not call the modules
-    return TimeSplit(
+    return Stages(
         drafting=draft.seconds,
         verifying=target.seconds,
         deciding=deciding,

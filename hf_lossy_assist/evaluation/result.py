@@ -4,20 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from types import MappingProxyType
 
 from .answers import Answer, AnswerStore, by_mode
-from .quality import Interval, ModeScore, mode_scores, tokens_per_call
-from .tables import (
-    NumberTable,
-    as_text,
-    kind_table,
-    length_table,
-    noise_table,
-    plot,
-    predicted_table,
-    score_point,
-    score_table,
-)
+from .quality import Interval, tokens_per_call
+from .scores import ModeScore, mode_scores
+from .tables import NumberTable, as_text
+from .views import all_tables, plot_scores
 
 
 @dataclass(frozen=True)
@@ -38,19 +31,21 @@ class EvaluationResult:
     reference: str  # the label that all are compared with
     kinds: Sequence[Kind] = ()  # the same by the prompts' categories, if the task has several
     noise: Sequence[str] = ()  # labels of modes whose texts differ from the reference's by rounding alone
+    is_whole: bool = True  # whether every mode has answered every problem
 
     @classmethod
     def of(
-        cls, answers: Sequence[Answer], reference: str, categories: Sequence[str],
-        predicted: Mapping[str, Mapping[int, float]], lossless: Collection[str],
+        cls, answers: Sequence[Answer], reference: str, categories: Sequence[str] = (),
+        predicted: Mapping[str, Mapping[int, float]] = MappingProxyType({}),
+        baselines: Mapping[str, Collection[str]] = MappingProxyType({}), batch_size: int = 1,
     ) -> EvaluationResult:  # fmt: skip
-        """Sum up answers to problems of the given ``categories``; the rest is as for :func:`.quality.mode_scores`."""
-        scores = {row.label: row for row in mode_scores(answers, reference, predicted, lossless)}
+        """Sum up answers to problems of the given ``categories``; the rest is as for :func:`.scores.mode_scores`."""
+        scores = {row.label: row for row in mode_scores(answers, reference, predicted, baselines, batch_size)}
         kinds = []
         for category in dict.fromkeys(categories) if len({*categories}) > 1 else ():
             own = [answer for answer in answers if categories[answer.id] == category]
             lengths = {label: tokens_per_call(x.values()) for label, x in by_mode(own).items()}
-            rows = mode_scores(own, reference, predicted, lossless)
+            rows = mode_scores(own, reference, predicted, baselines, batch_size)
             kinds += [Kind(category, row, lengths[row.label]) for row in rows]
         return cls(answers, scores, reference, kinds)
 
@@ -63,7 +58,7 @@ class EvaluationResult:
         return max((abs(self.modes[label].difference) for label in self.noise if label in self.modes), default=None)
 
     def verdict(self, label: str) -> str:
-        """Say what a mode's interval leaves of its difference beyond :attr:`floor`, in points."""
+        """Say whether a mode's difference exceeds the :attr:`floor`, and by how many points at least."""
         row = self.modes[label]
         for word, end in (("loses", -row.high), ("gains", row.low)):
             if end > self.floor:
@@ -72,14 +67,12 @@ class EvaluationResult:
 
     @property
     def tables(self) -> list[NumberTable]:
-        """Scores, lengths, speeds where they are known, and all by category."""
-        rows, reference = self.modes.values(), self.reference
-        made = [score_table(rows, reference), length_table(rows, reference), predicted_table(rows, reference)]
+        """Scores, lengths, speeds and stages where they are known, and all by category."""
+        verdicts = None
         if self.floor is not None:
-            others = [row for row in rows if row.label != reference]
-            said = {row.label: "rounding" if row.label in self.noise else self.verdict(row.label) for row in others}
-            made.append(noise_table(others, said, self.floor))
-        return [one for one in (*made, kind_table(self.kinds)) if one is not None]
+            others = [label for label in self.modes if label != self.reference]
+            verdicts = {label: "rounding" if label in self.noise else self.verdict(label) for label in others}
+        return all_tables(list(self.modes.values()), self.reference, self.kinds, verdicts, self.floor)
 
     def save(self, store: AnswerStore) -> None:
         """Write ``summary.json`` with an entry per mode, ``categories.json``, and ``plot.png``: speed against score."""
@@ -89,9 +82,4 @@ class EvaluationResult:
             store.write("noise.json", {"floor": self.floor, "rounding": list(self.noise), "verdicts": said})
         if self.kinds:
             store.write("categories.json", [asdict(kind) for kind in self.kinds])
-        timed = all(row.tokens_per_second is not None for row in self.modes.values())
-        speed = "tokens_per_second" if timed else "tokens_per_round"
-        plot(
-            {label: score_point(row, getattr(row, speed)) for label, row in self.modes.items()},
-            speed.replace("_", " "), "score (%; bars: 95 % interval of the difference)", store.folder / "plot.png",
-        )  # fmt: skip
+        plot_scores(list(self.modes.values()), store.folder / "plot.png")

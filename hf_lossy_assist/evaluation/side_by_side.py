@@ -37,7 +37,7 @@ def compare(
     >>> models = Models(pair.target, pair.draft)
     >>> page = compare(models, pair.tokenizer, parse_modes("plain,topk:k=3", 5), batch, 8)
     >>> [text["title"] for text in page.to_dict()["texts"]]
-    ['target alone', 'topk:k=3']
+    ['plain', 'topk:k=3']
     """
     texts = [_text(models, mode, batch, max_new_tokens, right) for mode in modes]
     return InspectionPage(texts, tokenizer, prompt)

@@ -1,9 +1,9 @@
-"""Tables of measurements for the screen, and plots of quality against cost."""
+"""Tables of numbers for the screen, numbers in words, and plots of points with intervals."""
 
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from itertools import cycle
 from pathlib import Path
@@ -13,7 +13,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table
 
-from .quality import Interval, Mean, ModeScore
+from .quality import Interval, Mean
 
 Column = Callable[[Any], str]
 
@@ -104,91 +104,13 @@ def milliseconds(seconds: float | None) -> str:
     return "" if seconds is None else figure(1000 * seconds)
 
 
-def _signed(difference: float, low: float, high: float, digits: int = 1) -> str:
+def signed(difference: float, low: float, high: float, digits: int = 1) -> str:
     return f"{difference:+.{digits}f} ({low:+.{digits}f} to {high:+.{digits}f})"
-
-
-def points(row: ModeScore) -> str:
-    """Return a mode's difference from the reference with its interval; nothing for the reference itself."""
-    values = (row.difference, row.low, row.high)
-    return _signed(*(100 * value for value in values)) if any(values) else ""
-
-
-def score_columns(reference: str) -> dict[str, Column]:
-    return {
-        "mode": lambda row: row.label,
-        "n": lambda row: str(row.n),
-        "score\n(%)": lambda row: percent(row.score, 1),
-        f"points against\n{reference} (95 %)": points,
-    }
-
-
-def score_table(rows: Iterable[ModeScore], reference: str) -> NumberTable:
-    columns = score_columns(reference) | {
-        "mean\nkept": lambda row: number(row.mean_accepted),
-        "tokens/\nround": lambda row: number(row.tokens_per_round),
-        "calls/\n100": lambda row: f"{row.target_calls_per_100_tokens:.1f}",
-        "tokens\n/s": lambda row: "" if row.tokens_per_second is None else figure(row.tokens_per_second),
-    }
-    return table(rows, columns, "Scores; mean kept: drafted tokens per round; calls of the target per 100 tokens")
 
 
 def apart(mean: Mean, digits: int) -> str:
     """Return a mean's distance from the reference's with its interval; nothing for the reference itself."""
-    return "" if mean.low is None else _signed(mean.difference, mean.low, mean.high, digits)
-
-
-def length_table(rows: Iterable[ModeScore], reference: str) -> NumberTable:
-    """Lay out how long answers are and take: a rule that writes more tokens a second may need more of them."""
-    columns: dict[str, Column] = {
-        "mode": lambda row: row.label,
-        "tokens/\nanswer": lambda row: f"{row.tokens_per_answer.mean:.1f}",
-        f"against\n{reference} (95 %)": lambda row: apart(row.tokens_per_answer, 1),
-        "cut off\n(%)": lambda row: percent(row.cut_off, 1),
-        "seconds/\nanswer": lambda row: figure(row.seconds_per_answer.mean) if row.seconds_per_answer else "",
-        "against it\n(95 %)": lambda row: apart(row.seconds_per_answer, 2) if row.seconds_per_answer else "",
-    }
-    return table(rows, columns, "Length and time of answers; cut off: ended at the limit of their length")
-
-
-def predicted_table(rows: Iterable[ModeScore], reference: str) -> NumberTable | None:
-    """Lay out the speeds that follow from an answer's own rounds, and from what rounds cost on this machine."""
-    rows = [row for row in rows if row.predicted_seconds is not None]
-    columns: dict[str, Column] = {
-        "mode": lambda row: row.label,
-        "n": lambda row: str(row.n),
-        "× best\nlossless (95 %)": lambda row: interval(row.times_lossless),
-        "seconds/\nanswer": lambda row: figure(row.predicted_seconds.mean),
-        f"against\n{reference} (95 %)": lambda row: apart(row.predicted_seconds, 2),
-        "peak\nmemory": lambda row: "" if row.peak_memory is None else f"{row.peak_memory / 2**20:.0f} MiB",
-    }
-    title = "Predicted from each answer's rounds and their cost here, one text at a time; × tokens per second"
-    return table(rows, columns, title) if rows else None
-
-
-def noise_table(rows: Iterable[ModeScore], said: Mapping[str, str], floor: float) -> NumberTable:
-    """Lay out what rounding alone does to texts and scores, and what rules do beyond it."""
-    columns: dict[str, Column] = {
-        "mode": lambda row: row.label,
-        "same\ntexts": lambda row: f"{row.same_texts} of {row.n}",
-        "points\n(95 %)": points,
-        "beyond\nrounding": lambda row: said[row.label],
-    }
-    return table(rows, columns, f"Rounding alone moves the score by up to {100 * floor:.1f} points")
-
-
-def kind_table(kinds: Sequence[Any]) -> NumberTable | None:
-    """Lay out acceptance lengths and speeds by category."""
-    columns: dict[str, Column] = {
-        "category": lambda kind: kind.category,
-        "mode": lambda kind: kind.row.label,
-        "n": lambda kind: str(kind.row.n),
-        "tokens/call\n(95 %)": lambda kind: interval(kind.acceptance),
-        "tokens\n/s": lambda kind: "" if kind.row.tokens_per_second is None else figure(kind.row.tokens_per_second),
-        "× best\nlossless (95 %)": lambda kind: interval(kind.row.times_lossless),
-    }
-    title = "By category: tokens per call of the target; speed as it ran, and predicted"
-    return table(kinds, columns, title) if kinds else None
+    return "" if mean.low is None else signed(mean.difference, mean.low, mean.high, digits)
 
 
 def interval(value: Interval | None, form: str = ".2f") -> str:
@@ -207,23 +129,13 @@ class PlotPoint:
     y: tuple[float, float, float]
 
 
-def score_point(row: ModeScore, x: float) -> PlotPoint:
-    """Return the point of a mode's score, in per cent, with the interval of its difference."""
-    low, high = row.score - (row.difference - row.low), row.score + (row.high - row.difference)
-    return PlotPoint((x, x, x), (100 * row.score, 100 * low, 100 * high))
-
-
 def plot(
     points: Mapping[str, PlotPoint],
     xlabel: str,
     ylabel: str,
     path: Path,
-    title: str = "",
-    *,
-    bottom: float | None = None,
-    limit: float | None = None,
 ) -> None:
-    """Draw points by their labels; the vertical axis begins at ``bottom``, and a line shows its ``limit``."""
+    """Draw points by their labels."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(9, 5), layout="constrained")
@@ -234,12 +146,8 @@ def plot(
             [x], [y], xerr=[[x - left], [right - x]], yerr=[[y - low], [high - y]], fmt=marker, color=f"C{i % 10}",
             ecolor=(0, 0, 0, 0.25), capsize=2, elinewidth=0.6, label=label,
         )  # fmt: skip
-    if limit is not None:
-        axes.axhline(limit, color="black", linewidth=0.8, linestyle="--", label="limit")
     axes.set(xlabel=xlabel, ylabel=ylabel)
-    axes.set_title(title, fontsize=10)
     axes.margins(0.08)
-    axes.set_ylim(bottom=bottom)
     axes.grid(alpha=0.3)
     figure.legend(loc="outside right upper", fontsize=8)
     figure.savefig(path, dpi=130)

@@ -78,6 +78,11 @@ class GSM8K(Task):
         self._loaded: dict[str, list[Example]] = {}
 
     def examples(self, split: str, n: int) -> list[Example]:
+        if split not in self.splits and self._files:
+            raise LossyValueError(
+                f"`split` has to be one of {list(self.splits)}, but is {split!r}: `data` is the training split unless "
+                "its name contains 'test', or the task's own `split` says what it is"
+            )
         self.check_split(split)
         return [
             Example(self._preamble + example.prompt, example.answer, example.solution)
@@ -138,6 +143,8 @@ def _files(data: str | None, split: str | None) -> dict[str, Path]:
     if data is None:
         return {}
     path = Path(data)
+    if not path.exists():
+        raise LossyValueError(f"`data` has to be an existing file or folder, but there is none at {data!r}")
     if not path.is_dir():
         return {split or ("test" if "test" in path.name else "train"): path}
     found = {name: path / f"{name}.jsonl" for name in ("train", "test") if (path / f"{name}.jsonl").is_file()}

@@ -15,7 +15,7 @@ from hf_lossy_assist.cli import app
 from hf_lossy_assist.evaluation.modes import DecodingMode
 from hf_lossy_assist.store.folder import MANIFEST
 
-GIVEN = ("advise", "--pair", "arithmetic", "--prompts", "2", "--max-new-tokens", "20")
+GIVEN = ("advise", "--pair", "arithmetic", "--limit", "2", "--set", "max_new_tokens=20")
 
 
 def run(*arguments: str, code: int = 0) -> str:
@@ -44,10 +44,10 @@ def test_rows_are_of_the_rules_and_draft_lengths_asked_for(bundled, tmp_path):
 def test_sampled_rows_say_how_far_rules_leave_the_target(bundled, tmp_path):
     given = (
         "--sample",
-        "--temperature",
-        "1",
-        "--top-p",
-        "0.95",
+        "--set",
+        "temperature=1",
+        "--set",
+        "top_p=0.95",
         "--modes",
         "ears:beta=1.0,fly",
         "--out",
@@ -61,9 +61,9 @@ def test_sampled_rows_say_how_far_rules_leave_the_target(bundled, tmp_path):
     assert "nats" not in rows["lossless"]
     texts = sorted(tmp_path.glob("*-laws.*"))
     before = [path.stat().st_mtime_ns for path in texts]
-    run(*given, "--prompts", "3")
+    run(*given, "--limit", "3")
     assert [path.stat().st_mtime_ns for path in texts] == before
-    assert "`--temperature` was 1.0 and is None" in run("--out", str(tmp_path), code=2).replace("\n", " ")
+    assert "`temperature` was 1 and is None" in run("--out", str(tmp_path), code=2).replace("\n", " ")
 
 
 def test_answers_of_an_evaluation_are_read_and_the_setting_is_stored(bundled, tmp_path):
@@ -82,8 +82,8 @@ def test_answers_of_an_evaluation_are_read_and_the_setting_is_stored(bundled, tm
     kept = Path(__file__).parents[2] / "benchmarks" / "qwen-coder" / "gsm8k"
     assert "has none; leave it out" in run("--answers", str(kept), code=2)
     others = {
-        "`--temperature` was None and is 1.0": ("--sample", "--temperature", "1"),
-        "the problems are other ones": ("--split", "train"),
+        "`temperature` was None and is 1": ("--sample", "--set", "temperature=1"),
+        "the problems are other ones": ("--set", "split=train"),
     }
     for said, given in others.items():
         assert said in " ".join(run("--answers", str(of_target), *given, code=2).split())
@@ -97,7 +97,7 @@ def test_answers_of_an_evaluation_are_read_and_the_setting_is_stored(bundled, tm
     [
         (("--gammas", "5,x"), "`--gammas` has to be numbers"),
         (("--gammas", "0"), "`--gammas` has to be a list of different ints from 1 to 64"),
-        (("--top-p", "0.9"), "`--top-p` 0.9 needs `--sample`"),
+        (("--set", "top_p=0.9"), "`top_p` 0.9 needs `--sample`"),
         (("--modes", "typical:tree.depth=3:tree.top_k=2:tree.nodes=4"), "only rules with chains can be replayed"),
         (("--modes", "plain"), "`--modes` has to name rules"),
         (("--modes", "topq"), "did you mean 'topk'?"),

@@ -11,7 +11,8 @@ from typer.testing import CliRunner
 from hf_lossy_assist.cli import app
 
 SETTINGS = ("--modes", "topk:k=2,topk:k=3,relaxed")
-SMALL = ("--pair", "arithmetic", "--max-new-tokens", "4", "--gamma", "2")
+SMALL = ("--pair", "arithmetic", "--set", "gamma=2")
+SHORT = ("--max-new-tokens", "4")
 
 
 def run(command: str, *arguments: str, status: int = 0) -> str:
@@ -31,7 +32,19 @@ ALL_CERTIFIED = dict.fromkeys(["topk:k=2", "topk:k=3", "relaxed"], "certified")
 
 def test_the_path_from_nothing_to_a_certified_run(bundled, tmp_path: Path):
     certified = tmp_path / "certified"
-    printed = run("calibrate", *SMALL, *SETTINGS, "--max-loss", "50", "--limit", "40", "--out", str(certified))
+    printed = run(
+        "calibrate",
+        *SMALL,
+        "--set",
+        "max_new_tokens=4",
+        *SETTINGS,
+        "--max-loss",
+        "50",
+        "--limit",
+        "40",
+        "--out",
+        str(certified),
+    )
     assert "chosen: " in printed
     assert "its test is expected to end, judged by its losses so far; 40 at most" in printed  # so the numbers may move
     first = re.search(r"topk:k=2: 1 of (\d+)", printed)
@@ -45,13 +58,13 @@ def test_the_path_from_nothing_to_a_certified_run(bundled, tmp_path: Path):
     )
     run("generate", *pair, "--max-new-tokens", "4", "2 + 2")
     scored = f"plain,{certified}"
-    printed = run("evaluate", *SMALL[:4], "--modes", scored, "--limit", "2", "--out", str(tmp_path / "fresh"))
+    printed = run("evaluate", *SMALL, *SHORT, "--modes", scored, "--limit", "2", "--out", str(tmp_path / "fresh"))
     assert certified.name in printed
 
 
 def test_nothing_certified_is_status_1(bundled, tmp_path: Path):
     assert "no setting is certified" in run(
-        "calibrate", *SMALL, *SETTINGS, "--limit", "3", "--out", str(tmp_path), status=1
+        "calibrate", *SMALL, "--set", "max_new_tokens=4", *SETTINGS, "--limit", "3", "--out", str(tmp_path), status=1
     )
     assert set(outcomes(tmp_path).values()) == {"not certified", "not tested"}
     assert not (tmp_path / "generation_config.json").exists()
@@ -59,7 +72,19 @@ def test_nothing_certified_is_status_1(bundled, tmp_path: Path):
 
 def test_answers_of_an_evaluation_serve_too(bundled, tmp_path: Path):
     settings = f"plain,{SETTINGS[1]}"
-    run("evaluate", *SMALL, "--modes", settings, "--limit", "40", "--no-costs", "--out", str(tmp_path / "answers"))
+    run(
+        "evaluate",
+        *SMALL,
+        *SHORT,
+        "--modes",
+        settings,
+        "--limit",
+        "40",
+        "--set",
+        "costs=false",
+        "--out",
+        str(tmp_path / "answers"),
+    )
     run("calibrate", "--from", str(tmp_path / "answers"), "--max-loss", "50", "--out", str(tmp_path / "certified"))
     assert outcomes(tmp_path / "certified") == ALL_CERTIFIED
     one = ("--modes", "topk:k=3", "--max-loss", "50", "--out", str(tmp_path / "one"))

@@ -54,9 +54,21 @@ def test_help_fits_two_screens_and_has_every_option(name: str):
     for option in command.params:
         assert all(each in shown for each in option.opts if each.startswith("--"))
         assert joined(getattr(option, "help", None) or "") in joined(shown)
+    for key, words in getattr(command, "settings", {}).items():
+        assert joined(key + words) in joined(shown)
 
 
-@pytest.mark.parametrize("name", ["generate", "inspect", "evaluate", "calibrate", "bench"])
+@pytest.mark.parametrize("name", ["evaluate", "advise", "calibrate"])
+def test_commands_that_measure_have_at_most_16_options_in_panels(name: str):
+    shown = CliRunner().invoke(app, [name, "--help"], env={"COLUMNS": "80"}).output
+    options = [option for option in LazyCommand(name).load().params if option.name != "help"]
+    assert len(options) <= 16
+    panels = [line for line in shown.splitlines() if line.endswith(":") and line[0] != " "]
+    assert panels == ["Models:", "Prompts:", "Decoding:", "Output:", "Options:", "Settings, as in --set KEY=VALUE:"]
+    assert "`lossy-assist rules`" in shown
+
+
+@pytest.mark.parametrize("name", ["generate", "inspect"])
 def test_commands_with_modes_say_where_rules_are_listed_and_spell_shared_options_alike(name: str):
     shown = joined(CliRunner().invoke(app, [name, "--help"]).output)
     for text in (

@@ -37,7 +37,7 @@ def test_modes_of_the_pair_stand_side_by_side(bundled, tmp_path: Path):
     )
     assert result.exit_code == 0, result.output
     assert result.stdout == f"written: {out}\n"
-    assert headings(out) == ["target alone", "topk@4:k=3", "topk+typical"]
+    assert headings(out) == ["plain", "topk@4:k=3", "topk+typical"]
     page = out.read_text(encoding="utf-8")
     assert "Ada has 5 apples." in page
     assert "q, by the draft" in page

@@ -46,7 +46,7 @@ def test_the_fields_of_a_dataclass_are_a_command_s_options():
 
 def test_modes_to_compare():
     plain, stock, several, auto = parse_modes("plain, stock@3,topk@7:k=3:tolerance=0.5,lossless@auto", 5)
-    assert (plain.label, stock.label, stock.gamma) == ("target alone", "stock assisted@3", 3)
+    assert (plain.label, stock.label, stock.gamma) == ("plain", "stock@3", 3)
     assert (several.gamma, several.settings) == (7, {"k": 3, "tolerance": 0.5})
     assert auto.gamma == "auto"
     assert parse_modes("stock", "auto")[0].gamma == 5

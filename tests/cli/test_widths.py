@@ -11,49 +11,35 @@ import pytest
 from rich.console import Console
 
 from hf_lossy_assist.acceptors import REGISTRY
-from hf_lossy_assist.cli.bench_report import request_table, speed_table, text_table, time_table
 from hf_lossy_assist.cli.calibrate import outcome_table
 from hf_lossy_assist.cli.mine import summary_table
 from hf_lossy_assist.cli.rendering import stats_table
 from hf_lossy_assist.cli.rules import rule_page, rules_tables
 from hf_lossy_assist.core.statistics import LossyStats
-from hf_lossy_assist.evaluation.modes import STOCK, TARGET_ALONE
 from hf_lossy_assist.evaluation.quality import Mean
-from hf_lossy_assist.evaluation.tables import (
-    as_text,
+from hf_lossy_assist.evaluation.scores import ModeScore, RoundTime, Speed
+from hf_lossy_assist.evaluation.tables import as_text
+from hf_lossy_assist.evaluation.views import (
     length_table,
     predicted_table,
-    score_columns,
+    request_table,
     score_table,
-    table,
+    speed_table,
+    stage_table,
 )
 
 LABEL = "topk@24:k=5:tolerance=1.0+dropmatch:criterion=naive"
 SLOW = 11.85  # seconds, so many milliseconds that they could be shown as 1.185e+04
-SPEED = SimpleNamespace(median=12345.6, low=10234.5, high=13456.7)
-SUMMARY = {
-    "tokens_per_second": SPEED, "acceptance_rates": (0.9,) * 9,
-    "mean_accepted": 13.37, "tokens_per_round": 14.37, "same_text": 1.0, "latencies": (SLOW,) * 9, "first_token": SLOW,
-    "peak_memory": 123456 * 2**20, "joules_per_token": 12.34, "draft_call": SLOW, "target_call": SLOW,
-    "ratios": dict.fromkeys((TARGET_ALONE, STOCK, "lossless"), (12.34, 11.23, 13.45)),
-    "per_round": SimpleNamespace(drafting=SLOW, verifying=SLOW, deciding=SLOW, rest=SLOW, outside=SLOW),
-}  # fmt: skip
-SUMMARIES = [
-    SimpleNamespace(label=label, config=config, **SUMMARY)
-    for label, config in {
-        TARGET_ALONE: {},
-        STOCK: {"num_assistant_tokens": 5},
-        "lossless": {"num_assistant_tokens": 5, "lossy_mode": "lossless"},
-        LABEL: {"num_assistant_tokens": 5, "lossy_mode": LABEL},
-    }.items()
-]
+RATIO = (12.34, 11.23, 13.45)
 SCORES = [
-    SimpleNamespace(
-        label=LABEL, n=12345, score=1.0, difference=-0.999, low=-1.0, high=-0.888, mean_accepted=13.37,
-        tokens_per_round=14.37, target_calls_per_100_tokens=100.0, tokens_per_second=12345.6, cut_off=1.0,
-        tokens_per_answer=Mean(512.3, -12.3, -45.6, 23.4), seconds_per_answer=Mean(12.34, -1.23, -4.56, 2.34),
-        predicted_seconds=Mean(12.34, -1.23, -4.56, 2.34), times_lossless=(12.34, 11.23, 13.45),
-        peak_memory=123456 * 2**20,
+    ModeScore(
+        LABEL, 1.0, 12345, -0.999, -1.0, -0.888, 13.37, 14.37, 12345.6, 100.0, 12345,
+        Mean(512.3, -12.3, -45.6, 23.4), Mean(12.34, -1.23, -4.56, 2.34), 1.0, 123456 * 2**20,
+        Mean(12.34, -1.23, -4.56, 2.34), RATIO, (0.9,) * 3,
+        Speed(
+            10234.5, 13456.7, (SLOW,) * 3, dict.fromkeys(("plain", "stock", "lossless"), RATIO), RATIO, 12.34
+        ),
+        RoundTime(*(SLOW,) * 9),
     )
 ]  # fmt: skip
 TESTED = SimpleNamespace(
@@ -81,14 +67,12 @@ def numbers_of(shown: Any) -> set[str]:
 @pytest.mark.parametrize(
     "shown_table",
     [
-        speed_table(SUMMARIES, "speed"),
-        text_table(SUMMARIES),
-        time_table(SUMMARIES),
-        request_table(SUMMARIES),
-        table(SCORES, score_columns(TARGET_ALONE), "Answers"),
-        score_table(SCORES, TARGET_ALONE),
-        length_table(SCORES, TARGET_ALONE),
-        predicted_table(SCORES, TARGET_ALONE),
+        score_table(SCORES, "target alone"),
+        length_table(SCORES, "target alone"),
+        speed_table(SCORES),
+        predicted_table(SCORES, "target alone"),
+        stage_table(SCORES),
+        request_table(SCORES),
         outcome_table(SimpleNamespace(tested=[TESTED], max_loss=1.0, confidence=95.0, max_longer=5.0)),
         summary_table("judge", PROMPTS),
         stats_table(STATS),
@@ -108,7 +92,7 @@ def test_tables_fit(shown_table: Any):
 
 @pytest.mark.parametrize("width", [40, 60, 80, 100, 200])
 def test_columns_move_to_another_table_before_a_digit_is_cut(width: int):
-    for shown_table in (score_table(SCORES, TARGET_ALONE), length_table(SCORES, TARGET_ALONE)):
+    for shown_table in (score_table(SCORES, "target alone"), length_table(SCORES, "target alone")):
         shown = render(shown_table, width)
         assert max(map(len, shown.splitlines())) <= width
         assert numbers_of(shown_table) <= {*shown.split()}, shown
@@ -116,14 +100,14 @@ def test_columns_move_to_another_table_before_a_digit_is_cut(width: int):
 
 
 def test_a_table_that_fits_keeps_intervals_beside_their_numbers():
-    assert "-99.9 (-100.0 to -88.8)" in render(score_table(SCORES, TARGET_ALONE), 100)
+    assert "-99.9 (-100.0 to -88.8)" in render(score_table(SCORES, "target alone"), 100)
 
 
 @pytest.mark.parametrize("lay_out", [score_table, length_table])
 def test_the_text_of_a_result_has_100_columns(lay_out: Any):
-    shown = as_text(lay_out(SCORES, TARGET_ALONE))
+    shown = as_text(lay_out(SCORES, "target alone"))
     assert 80 < max(map(len, shown.splitlines())) <= 100
-    assert numbers_of(lay_out(SCORES, TARGET_ALONE)) <= {*shown.split()}, shown
+    assert numbers_of(lay_out(SCORES, "target alone")) <= {*shown.split()}, shown
 
 
 @pytest.mark.parametrize("name", ["all", *REGISTRY])

@@ -11,13 +11,17 @@ import pytest
 from hf_lossy_assist import LossyValueError
 from hf_lossy_assist.evaluation import records
 from hf_lossy_assist.evaluation.answers import MANIFEST, RESULTS, Answer, AnswerStore, load_answers
-from hf_lossy_assist.evaluation.comparison import Spread
+from hf_lossy_assist.evaluation.requests import Stages
 
 PLAN = {"task": "t", "seed": 0, "modes": {"a": {"k": 1}}, "problems": [7, 8], "runs": [{"date": "today"}]}
 
 
+STAGES = Stages(0.1, 0.2, None, 0.3, 4, 5, 0.025, 0.04, 0.06)
+
+
 def answer(mode: str, id: int) -> Answer:
-    return Answer(mode, id, 1.0, 5, 2, 3, 0.5, f"naïve «{id}»\nline")
+    more = {"repeats": (0.4, 0.5), "stages": STAGES if id == 0 else None}
+    return Answer(mode, id, 1.0, 5, 2, 3, 0.5, f"naïve «{id}»\nline", **more)
 
 
 def test_answers_are_lines_with_the_fields_that_are_promised(tmp_path):
@@ -26,7 +30,7 @@ def test_answers_are_lines_with_the_fields_that_are_promised(tmp_path):
     lines = [json.loads(line) for line in (store.folder / RESULTS).read_text(encoding="utf-8").splitlines()]
     assert [list(line) for line in lines] == [
         ["mode", "id", "score", "tokens", "rounds", "accepted", "seconds", "text", "lossy", "cut", "prompt",
-         "drafted", "memory"]
+         "drafted", "memory", "repeats", "joules", "stages"]
     ] * 2  # fmt: skip
     assert AnswerStore(store.folder, PLAN).known == {("a", 0): answer("a", 0), ("a", 1): answer("a", 1)}
     manifest, answers = load_answers(store.folder)
@@ -93,7 +97,8 @@ def test_what_is_no_folder_of_answers_is_refused(tmp_path):
 LINE = asdict(Answer("a", 0, 1.0, 4, 2, 2, 0.5, "yes"))
 STRANGE = (None, "x", -1, 1.5, True, float("nan"), 2**70, [], {})
 FINE = {
-    "score": (), "seconds": (None, 1.5, 2**70), "cut": (True,),
+    "score": (None,), "cut": (True,), "repeats": ([],), "stages": (None,),
+    **dict.fromkeys(("seconds", "joules"), (None, 1.5, 2**70)),
     **dict.fromkeys(("id", "tokens", "rounds", "accepted", "lossy"), (2**70,)),
     **dict.fromkeys(("mode", "text"), ("x",)),
     **dict.fromkeys(("prompt", "drafted", "memory"), (None, 2**70)),
@@ -172,32 +177,22 @@ def test_a_killed_process_loses_nothing_that_it_has_told(tmp_path):
         assert all(store.known["a", i] == answer("a", i) for _, i in store.known)
 
 
-def test_rows_are_written_with_their_origin(tmp_path, monkeypatch):
-    rows = [Spread(median, 0.0, 9.0) for median in (1.0, 3.0, 2.0)]
-    file = tmp_path / "deep" / "rows.jsonl"
+def test_the_origin_of_a_measurement_has_no_folders(monkeypatch):
     monkeypatch.setattr("sys.argv", ["x", "--target", "/home/me/target", "--task-data=../data.jsonl"])
-    with records.written(file, records.provenance("cpu", gamma=4, draft="/home/me/draft")) as write:
-        for count, row in enumerate(rows, 2):
-            write(row)
-            assert len(file.read_text().splitlines()) == count, "a row is on disk before the next one is measured"
-    with records.written(None, {}) as write:
-        write(rows[0])
-    origin, *read = (json.loads(line) for line in file.read_text().splitlines())
-    assert origin["table"] == "provenance"
+    origin = records.provenance("cpu", gamma=4, draft="/home/me/draft")
     assert {"torch", "transformers", "argv", "date", "threads"} <= set(origin)
     assert (origin["device"], origin["gamma"], origin["draft"]) == ("cpu", 4, "draft")
     assert origin["argv"][-3:] == ["--target", "target", "--task-data=data.jsonl"]
-    assert [(row["table"], row["median"]) for row in read] == [("Spread", 1.0), ("Spread", 3.0), ("Spread", 2.0)]
 
 
 @pytest.mark.parametrize(
     ("started", "said"),
     [
-        (["/bin/python", "/bin/lossy-assist"], "lossy-assist bench --out x"),
-        (["/bin/python", "-u", "-m", "hf_lossy_assist"], "lossy-assist bench --out x"),
-        (["/bin/python", "-m", "benchmarks.grown_models"], "python -m benchmarks.grown_models bench --out x"),
+        (["/bin/python", "/bin/lossy-assist"], "lossy-assist evaluate --out x"),
+        (["/bin/python", "-u", "-m", "hf_lossy_assist"], "lossy-assist evaluate --out x"),
+        (["/bin/python", "-m", "benchmarks.grown_models"], "python -m benchmarks.grown_models evaluate --out x"),
     ],
 )
 def test_the_command_line_is_that_which_one_would_type(started, said):
-    arguments = ["bench", "--out", "x"]
+    arguments = ["evaluate", "--out", "x"]
     assert records._command_line([*started, *arguments], arguments) == said.split()

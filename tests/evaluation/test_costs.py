@@ -9,8 +9,8 @@ import pytest
 from hf_lossy_assist import LossyValueError
 from hf_lossy_assist.evaluation.answers import AnswerStore
 from hf_lossy_assist.evaluation.costs import Costs, costs_of, measure_costs
-from hf_lossy_assist.evaluation.evaluate import Evaluation, named_modes
-from hf_lossy_assist.evaluation.modes import DecodingMode, Models
+from hf_lossy_assist.evaluation.evaluation import Evaluation
+from hf_lossy_assist.evaluation.modes import DecodingMode, Models, parse_modes
 from tests.tiny_models import prompt
 
 TEXT = prompt(6).tolist()[0]
@@ -87,7 +87,7 @@ def test_wrong_lengths_are_refused_before_any_forward(wrong):
 
 
 def test_an_evaluation_predicts_seconds_and_compares_with_the_best_lossless_setting(pair, tmp_path):
-    modes = named_modes("plain,stock@3,lossless@2,lossless@4,topk@4:k=3,lossless@auto,draft", 5)
+    modes = parse_modes("plain,stock@3,lossless@2,lossless@4,topk@4:k=3,lossless@auto,draft", 5)
     models = Models(pair.target, pair.draft)
     evaluation = Evaluation(models, pair.tokenizer, pair.task, modes, "plain", 3, batch_size=1)
     store = AnswerStore(tmp_path, evaluation.plan())
@@ -121,7 +121,7 @@ def test_an_evaluation_predicts_seconds_and_compares_with_the_best_lossless_sett
 
 
 def test_costs_of_another_machine_are_forgotten(pair):
-    evaluation = Evaluation(Models(pair.target), pair.tokenizer, pair.task, named_modes("plain", 5), "plain", 1)
+    evaluation = Evaluation(Models(pair.target), pair.tokenizer, pair.task, parse_modes("plain", 5), "plain", 1)
     store = AnswerStore()
     for _ in evaluation.run(store):
         pass
@@ -140,7 +140,7 @@ def test_costs_of_another_machine_are_forgotten(pair):
 ])  # fmt: skip
 def test_drafts_that_end_by_the_text_have_no_costs(pair, modes, lookup, timed):
     models = Models(pair.target, None if lookup else pair.draft, lookup=lookup)
-    assert costs_of(models, named_modes(modes, 5), [5, 7, 9], (8,)).keys() == timed
+    assert costs_of(models, parse_modes(modes, 5), [5, 7, 9], (8,)).keys() == timed
 
 
 def test_timed_texts_end_at_the_model_s_last_position(pair, monkeypatch):

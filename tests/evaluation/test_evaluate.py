@@ -11,12 +11,12 @@ from transformers.utils import logging
 
 import hf_lossy_assist
 from hf_lossy_assist import LossyValueError, enabled
-from hf_lossy_assist.evaluation import comparison
-from hf_lossy_assist.evaluation import evaluate as module
+from hf_lossy_assist.evaluation import evaluation as module
 from hf_lossy_assist.evaluation.answers import RESULTS, AnswerStore, load_answers
-from hf_lossy_assist.evaluation.evaluate import Evaluation, named_modes, reference_of
-from hf_lossy_assist.evaluation.modes import DecodingMode, Models
-from hf_lossy_assist.evaluation.quality import mode_scores
+from hf_lossy_assist.evaluation.evaluate import reference_of
+from hf_lossy_assist.evaluation.evaluation import Evaluation
+from hf_lossy_assist.evaluation.modes import DecodingMode, Models, parse_modes
+from hf_lossy_assist.evaluation.scores import mode_scores
 from hf_lossy_assist.store.process import Process
 from hf_lossy_assist.tasks import Arithmetic
 from tests.eagle3_heads import layer, random_head
@@ -27,7 +27,7 @@ MODES = "plain,stock,lossless,topk:k=3"
 
 @pytest.fixture(scope="module")
 def evaluation(pair):
-    modes = named_modes(MODES, 3)
+    modes = parse_modes(MODES, 3)
     return Evaluation(Models(pair.target, pair.draft), pair.tokenizer, pair.task, modes, "plain", PROBLEMS)
 
 
@@ -56,9 +56,10 @@ def requests(monkeypatch):
     """Labels of the modes that answer, in order, and how many prompts."""
     asked, run = [], module.run_request
 
-    def noted(models, mode, batch, length):
-        asked.append((mode.label, len(batch)))
-        return run(models, mode, batch, length)
+    def noted(models, mode, batch, length, *instruments, **options):
+        if instruments:  # those without are to warm up
+            asked.append((mode.label, len(batch)))
+        return run(models, mode, batch, length, *instruments, **options)
 
     monkeypatch.setattr(module, "run_request", noted)
     return asked
@@ -75,7 +76,8 @@ def test_scores_are_the_task_s_and_work_is_counted(whole, pair):
     assert all(a.tokens - 1 <= a.rounds + a.accepted <= a.tokens for a in lossless)
     assert whole.modes["plain"].tokens_per_round == 1
     assert 1 < whole.modes["stock"].tokens_per_round == pytest.approx(whole.modes["lossless"].tokens_per_round, rel=0.2)
-    assert list(whole.modes.values()) == mode_scores(whole.answers, "plain")
+    baselines = {"plain": ["plain"], "stock": ["stock"], "lossless": ["lossless"]}
+    assert list(whole.modes.values()) == mode_scores(whole.answers, "plain", {}, baselines)
     assert all(a.seconds > 0 for a in whole.answers)
 
 
@@ -101,11 +103,40 @@ def test_whoever_has_seen_enough_stops_asking(evaluation, requests):
     assert len(requests) == PROBLEMS + 2
 
 
-def test_every_mode_but_the_reference_goes_first_in_turn(evaluation, requests):
-    answered(replace(evaluation, reference="lossless", limit=3))
-    firsts = [[label for label, _ in requests[i : i + 4]] for i in range(0, 12, 4)]
-    assert [labels[0] for labels in firsts] == ["lossless"] * 3
-    assert sorted(labels[1] for labels in firsts) == ["plain", "stock", "topk:k=3"]
+def test_all_modes_answer_a_batch_before_the_next_and_go_first_in_turn(evaluation, requests):
+    answered(replace(evaluation, reference="lossless", limit=2, repeats=2))
+    groups = [[label for label, _ in requests[i : i + 4]] for i in range(0, 16, 4)]
+    assert all(sorted(group) == sorted(MODES.split(",")) for group in groups)
+    assert [group[0] for group in groups] == ["plain", "stock", "stock", "lossless"]
+
+
+def test_a_repeated_answer_is_one_record_with_the_seconds_of_each_repeat(evaluation, monkeypatch, tmp_path):
+    monkeypatch.setattr(module, "WATCHED", 1)
+    repeated = replace(evaluation, limit=2, repeats=3, stages=True)
+    store = AnswerStore(tmp_path, repeated.plan())
+    answered(repeated, store)
+    assert load_answers(tmp_path)[1] == list(store.known.values())
+    for answer in store.known.values():
+        assert len(answer.repeats) == 3
+        assert answer.seconds == sorted(answer.repeats)[1]
+        assert (answer.stages is not None) == (answer.id == 0), "only the first batches are watched"
+    result = repeated.finish(store)
+    for row in result.modes.values():
+        own = [answer for answer in result.answers if answer.mode == row.label]
+        speeds = [sum(a.tokens for a in own) / sum(a.repeats[i] for a in own) for i in range(3)]
+        assert (row.speed.least, row.speed.most) == pytest.approx((min(speeds), max(speeds)))
+        assert row.round_time.verifying * own[0].stages.target_calls == pytest.approx(own[0].stages.verifying)
+    assert "Milliseconds per round" in repr(result)
+
+
+def test_prompts_without_a_task_are_only_timed(evaluation, tmp_path):
+    timed = replace(evaluation, limit=2, measure=None)
+    result = timed.complete(tmp_path, costs=False, track=lambda items, **_: items)
+    assert {answer.score for answer in result.answers} == {None}
+    assert {row.score for row in result.modes.values()} == {None}
+    assert "score" not in repr(result)
+    assert result.modes["lossless"].speed.times["plain"][0] > 0
+    assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
 
 
 @pytest.mark.parametrize("size", [1, 4])
@@ -142,7 +173,7 @@ def test_the_folder_holds_answers_summary_and_plot(pair, whole, tmp_path):
         assert list(entry) == [
             "score", "n", "difference", "low", "high", "mean_accepted", "tokens_per_round", "tokens_per_second",
             "target_calls_per_100_tokens", "same_texts", "tokens_per_answer", "seconds_per_answer", "cut_off",
-            "peak_memory", "predicted_seconds", "times_lossless",
+            "peak_memory", "predicted_seconds", "times_lossless", "acceptance_rates", "speed", "round_time",
         ]  # fmt: skip
         assert {"label": label, **entry} == json.loads(json.dumps(asdict(result.modes[label])))
         assert (entry["low"] < entry["high"]) is (label != "plain")
@@ -167,25 +198,25 @@ def test_answers_that_were_scored_otherwise_are_not_gone_on_with(pair, tmp_path)
 
 
 def test_what_modes_are_compared_with():
-    assert reference_of(named_modes("topk,plain,lossless")) == "plain"
-    assert reference_of(named_modes("topk,lossless@9")) == "lossless@9"
-    assert reference_of(named_modes("topk,ears")) == "topk"
-    assert reference_of(named_modes("draft,lossless")) == "lossless"
+    assert reference_of(parse_modes("topk,plain,lossless")) == "plain"
+    assert reference_of(parse_modes("topk,lossless@9")) == "lossless@9"
+    assert reference_of(parse_modes("topk,ears")) == "topk"
+    assert reference_of(parse_modes("draft,lossless")) == "lossless"
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"modes": named_modes("plain,plain")}, "every mode once"),
+        ({"modes": parse_modes("plain,plain")}, "every mode once"),
         ({"reference": "judge"}, "`reference` has to be one of"),
-        ({"modes": named_modes("plain,judge")}, r"`modes` has 'judge', .* head; .* `heads`"),
+        ({"modes": parse_modes("plain,judge")}, r"`modes` has 'judge', .* head; .* `heads`"),
         ({"limit": 0}, "`limit` has to be an int >= 1, but is 0"),
         ({"limit": 2.5}, "`limit` has to be an int >= 1, but is 2.5"),
         ({"batch_size": 0}, "`batch_size` has to be an int >= 1, but is 0"),
         ({"models": Models(None)}, "`draft` has to be given for the mode 'stock'"),
         ({"task": Nothing()}, "`split` has to be one with problems"),
-        ({"models": Models(None, lookup=True), "modes": named_modes("plain,topk@auto")}, "'topk@auto'.* a number"),
-        ({"models": Models(None, lookup=True), "modes": named_modes("plain,draft")}, "`draft` has .* mode 'draft'"),
+        ({"models": Models(None, lookup=True), "modes": parse_modes("plain,topk@auto")}, "'topk@auto'.* a number"),
+        ({"models": Models(None, lookup=True), "modes": parse_modes("plain,draft")}, "`draft` has .* mode 'draft'"),
     ],
 )
 def test_what_can_t_be_evaluated_is_refused_first(evaluation, change, message):
@@ -243,7 +274,7 @@ def test_prompt_lookup_drafts_without_a_model(pair):
     texts = {label: [a.text for a in result.answers if a.mode == label] for label in result.modes}
     assert texts["plain"] == texts["stock"] == texts["lossless"]
     assert max(result.modes[mode].mean_accepted for mode in ("lossless", "topk:k=3")) > 0
-    asked = [mode.keywords(Models(pair.target, lookup=True), 0) for mode in named_modes("plain,stock,topk@2", 4)]
+    asked = [mode.keywords(Models(pair.target, lookup=True), 0) for mode in parse_modes("plain,stock,topk@2", 4)]
     assert [keywords.get("prompt_lookup_num_tokens") for keywords in asked] == [None, 4, 2]
     with pytest.raises(LossyValueError, match=r"dropmatch: .*`criterion=\"naive\"`"):
         hf_lossy_assist.evaluate(pair.target, modes="plain,dropmatch", **options)
@@ -256,24 +287,31 @@ def test_prompt_lookup_drafts_without_a_model(pair):
 def test_a_mode_that_can_t_run_is_refused_before_any_answer(evaluation):
     store = AnswerStore()
     with pytest.raises(LossyValueError, match="a mode that can't run here, topk:k=-1"):
-        list(replace(evaluation, modes=named_modes("plain,topk:k=-1")).run(store))
+        list(replace(evaluation, modes=parse_modes("plain,topk:k=-1")).run(store))
     assert not store.known
 
 
-def test_modes_are_warmed_up_on_a_few_tokens(evaluation, monkeypatch):
-    seen, run = [], comparison.run_request
-    monkeypatch.setattr(comparison, "run_request", lambda *args: seen.append(args[1:4]) or run(*args))
+@pytest.mark.parametrize(("repeats", "width"), [(1, 4), (2, None)])
+def test_modes_are_warmed_up_on_a_few_tokens_or_where_speed_is_repeated_on_all(
+    evaluation, monkeypatch, repeats: int, width: int | None
+):
+    seen, run = [], module.run_request
+    monkeypatch.setattr(
+        module, "run_request", lambda *given, **options: seen.append(given[1:]) or run(*given, **options)
+    )
     modes = [mode for mode in evaluation.modes if mode.label != "stock"]  # which takes one row
-    answered(replace(evaluation, modes=modes, batch_size=3, limit=6))
-    assert [mode.label for mode, *_ in seen] == [mode.label for mode in modes]
-    for _, batch, length in seen:
-        assert batch.ids.shape == batch.mask.shape == (3, 4)
-        assert length == 4
+    several = replace(evaluation, modes=modes, batch_size=3, limit=6, repeats=repeats)
+    answered(several)
+    warming = [given for given in seen if len(given) == 3]
+    assert [mode.label for mode, *_ in warming] == [mode.label for mode in modes]
+    for _, batch, length in warming:
+        assert batch.ids.shape == batch.mask.shape == (3, width or several.batches[0].ids.shape[1])
+        assert length == (width or several.length)
 
 
 def test_the_baselines_are_the_draft_s_own_text_and_what_keeps_all_of_it(evaluation, pair):
-    modes = named_modes("plain,draft,everything", 20)
-    alone = replace(evaluation, models=Models(pair.draft), modes=named_modes("plain"), limit=3)
+    modes = parse_modes("plain,draft,everything", 20)
+    alone = replace(evaluation, models=Models(pair.draft), modes=parse_modes("plain"), limit=3)
     said = [answers["plain"].text for answers in answered(alone)]
     for answers, text in zip(answered(replace(evaluation, modes=modes, limit=3)), said, strict=True):
         assert answers["draft"].text == text

@@ -47,11 +47,11 @@ def test_passes_of_stock_and_ours_are_counted_alike(models, mode):
     ids = prompt(6)
     try:
         batch = PromptBatch(ids, torch.ones_like(ids))
-        response = run_request(models, mode, batch, 16, Instruments(clock.read), meter=True)
+        response = run_request(models, mode, batch, 16, Instruments(clock.read), stages=True)
     finally:
         for handle in handles:
             handle.remove()
-    split = response.split
+    split = response.stages
     # Two readings for the decoder and two for the head, a millisecond between each.
     assert split.verifying == pytest.approx(split.target_calls * 0.102)
     assert split.drafting == pytest.approx(split.draft_calls * 0.012)
@@ -59,17 +59,17 @@ def test_passes_of_stock_and_ours_are_counted_alike(models, mode):
     assert split.drafting + split.verifying + (split.deciding or 0) + split.rest == pytest.approx(response.seconds)
     assert split.first_token < response.seconds
     assert split.deciding is None, "this clock is not the statistics'"
-    assert response.peak_memory > 0
+    assert response.memory > 0
 
 
 def test_what_a_meter_sees_of_a_plain_and_of_a_lossless_call(models):
     ids = prompt(6)
     alone, ours = (
-        run_request(models, mode, PromptBatch(ids, torch.ones_like(ids)), 9, meter=True)
+        run_request(models, mode, PromptBatch(ids, torch.ones_like(ids)), 9, stages=True)
         for mode in (DecodingMode(), LOSSLESS)
     )
-    assert (alone.split.target_calls, alone.split.draft_calls, alone.split.draft_call) == (9, 0, None)
-    assert ours.split.deciding == ours.stats.seconds["deciding"] > 0
+    assert (alone.stages.target_calls, alone.stages.draft_calls, alone.stages.draft_call) == (9, 0, None)
+    assert ours.stages.deciding == ours.stats.seconds["deciding"] > 0
 
 
 def test_no_hook_stays_and_plain_calls_have_none(models):
@@ -152,28 +152,22 @@ def gpu(monkeypatch):
 def test_energy_in_joules(gpu, monkeypatch):
     state, module = nvml()
     monkeypatch.setitem(sys.modules, "pynvml", module)
-    with energy_counter(CUDA) as (joules, note):
+    with energy_counter(CUDA) as joules:
         assert joules() == pytest.approx(3.0)
         assert joules() == pytest.approx(4.5)
-        assert "NVML" in note
     assert state.open == 0
     assert machine(CUDA)["gpu"] == "A GPU"
 
 
 @pytest.mark.parametrize(
-    ("device", "module", "message"),
-    [
-        (torch.device("cpu"), None, "on NVIDIA GPUs only, not on 'cpu'"),
-        (CUDA, None, "nvidia-ml-py is not installed"),
-        (CUDA, nvml(init=True)[1], "NVML says Driver Not Loaded"),
-    ],
+    ("device", "module"),
+    [(torch.device("cpu"), nvml()[1]), (CUDA, None), (CUDA, nvml(init=True)[1])],
     ids=["cpu", "no package", "no driver"],
 )
-def test_why_there_is_no_energy(gpu, monkeypatch, device, module, message):
+def test_where_nobody_counts_energy(gpu, monkeypatch, device, module):
     monkeypatch.setitem(sys.modules, "pynvml", module)
-    with energy_counter(device) as (joules, note):
+    with energy_counter(device) as joules:
         assert joules is None
-        assert message in note
 
 
 def test_the_processor_has_a_name():

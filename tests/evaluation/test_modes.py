@@ -13,7 +13,6 @@ from hf_lossy_assist.acceptors import REGISTRY, head_type
 from hf_lossy_assist.call.config import LossyConfig
 from hf_lossy_assist.errors import LossyUnsupportedError, LossyValueError
 from hf_lossy_assist.evaluation.modes import (
-    STOCK,
     TARGET_ALONE,
     DecodingMode,
     Models,
@@ -75,9 +74,9 @@ def test_all_of_them_generate(judged):
     for mode in [PLAIN, DecodingMode.stock(4), *usual_modes(judged.heads, 4)]:
         response = run_request(judged, mode, batch(), 12)
         assert response.tokens == 12
-        assert (response.stats is None) is (mode.label in (TARGET_ALONE, STOCK))
+        assert (response.stats is None) is (mode.label in (TARGET_ALONE, "stock"))
         texts[mode.label] = response.rows[0].tolist()
-    assert texts[TARGET_ALONE] == texts[STOCK] == texts["lossless"]
+    assert texts[TARGET_ALONE] == texts["stock"] == texts["lossless"]
     assert texts["judge"] != texts["lossless"], "this judge finds nothing important"
 
 
@@ -93,7 +92,7 @@ def test_several_rules_share_a_dict_of_heads(judged):
 def test_stock_drafts_gamma_tokens_and_leaves_the_draft_as_it_was(models):
     before = copy.deepcopy(models.draft.generation_config.to_dict())
     for gamma in (2, 6):
-        split = run_request(models, DecodingMode.stock(gamma), batch(), 40, meter=True).split
+        split = run_request(models, DecodingMode.stock(gamma), batch(), 40, stages=True).stages
         rounds = split.target_calls
         assert gamma * (rounds - 4) < split.draft_calls <= gamma * rounds  # the last ones have less room
     with pytest.raises(RuntimeError, match="midway"), DecodingMode.stock(5).prepared(models):
@@ -128,7 +127,7 @@ def test_settings_of_modes_without_a_rule():
 
 def test_transformers_own_schedules_can_be_asked_for(models):
     [mode] = parse_modes("stock@3:schedule=heuristic:threshold=0.4", 5)
-    assert (mode.label, mode.gamma) == ("stock assisted@3:schedule=heuristic:threshold=0.4", 3)
+    assert (mode.label, mode.gamma) == ("stock@3:schedule=heuristic:threshold=0.4", 3)
     assert mode.config == {"schedule": "heuristic", "threshold": 0.4, "num_assistant_tokens": 3}
     config = models.draft.generation_config
     with mode.prepared(models):
@@ -136,12 +135,12 @@ def test_transformers_own_schedules_can_be_asked_for(models):
     assert seen == ("heuristic", 0.4)
     # A threshold ends drafts sooner; a schedule lets drafts shrink that are seldom kept.
     constant, sure, shrinking = (
-        run_request(models, one, batch(), 40, meter=True)
+        run_request(models, one, batch(), 40, stages=True)
         for one in parse_modes("stock@3,stock@3:threshold=1,stock@3:schedule=heuristic", 5)
     )
     assert constant.rows[0].tolist() == sure.rows[0].tolist() == shrinking.rows[0].tolist()
-    assert sure.split.draft_calls < constant.split.draft_calls
-    assert shrinking.split.target_calls > constant.split.target_calls
+    assert sure.stages.draft_calls < constant.stages.draft_calls
+    assert shrinking.stages.target_calls > constant.stages.target_calls
 
 
 def test_transformers_own_drafts_on_a_static_cache(models, monkeypatch):
@@ -179,7 +178,7 @@ def test_settings_without_a_rule_that_are_refused(text, temperature, message):
 
 def test_the_target_alone_in_another_batch_and_in_another_type(models):
     twice, other = parse_modes("plain:copies=2,plain:dtype=other", 5)
-    assert (twice.label, twice.config, other.config) == ("target alone:copies=2", {"copies": 2}, {"dtype": "other"})
+    assert (twice.label, twice.config, other.config) == ("plain:copies=2", {"copies": 2}, {"dtype": "other"})
     seen, before = [], [(p, p.data_ptr(), p.dtype) for p in models.target.parameters()]
     hook = models.target.register_forward_pre_hook(
         lambda module, args, kwargs: seen.append((len(kwargs["input_ids"]), module.dtype)), with_kwargs=True

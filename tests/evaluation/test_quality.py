@@ -13,11 +13,13 @@ from scipy import stats
 
 from hf_lossy_assist import LossyValueError
 from hf_lossy_assist.evaluation.answers import Answer
-from hf_lossy_assist.evaluation.evaluate import Evaluation, named_modes
-from hf_lossy_assist.evaluation.modes import DecodingMode, Models
-from hf_lossy_assist.evaluation.quality import Mean, Measurable, likelihood, mode_scores, paired_interval
+from hf_lossy_assist.evaluation.evaluation import Evaluation
+from hf_lossy_assist.evaluation.modes import DecodingMode, Models, parse_modes
+from hf_lossy_assist.evaluation.quality import Mean, Measurable, likelihood, mean_interval, paired_interval
 from hf_lossy_assist.evaluation.requests import batches_of, run_request
-from hf_lossy_assist.evaluation.tables import PlotPoint, as_text, length_table, plot
+from hf_lossy_assist.evaluation.scores import mode_scores
+from hf_lossy_assist.evaluation.tables import PlotPoint, as_text, plot
+from hf_lossy_assist.evaluation.views import length_table
 from tests.tiny_models import prompt
 
 
@@ -97,6 +99,12 @@ def test_the_interval_is_that_of_bonett_and_price():
     assert (low, high) == (pytest.approx(p - q - half), pytest.approx(p - q + half))
 
 
+@pytest.mark.parametrize("n", [2, 3, 4, 10, 101, 5001])
+def test_the_interval_of_a_mean_is_the_t_test_s(n):
+    values = np.random.default_rng(n).normal(size=n)
+    assert mean_interval(values.tolist()) == pytest.approx((values.mean(), *t_interval(values)), rel=1e-6)
+
+
 def test_nothing_seen_is_not_certain():
     for n in (1, 5, 1000):
         difference, low, high = paired_interval([1.0] * n, [1.0] * n)
@@ -161,7 +169,7 @@ def test_likelihood_is_that_of_token_by_token_scoring(models):
 
 
 def test_open_texts_are_compared_with_the_target_s_own(pair):
-    modes = named_modes("plain,lossless,topk:k=9999", 5)
+    modes = parse_modes("plain,lossless,topk:k=9999", 5)
     models = Models(pair.target, pair.draft)
     evaluation = Evaluation(models, pair.tokenizer, pair.task, modes, "plain", 2, batch_size=2, measure="rouge")
     for answers in evaluation.run():
@@ -175,5 +183,5 @@ def test_open_texts_are_compared_with_the_target_s_own(pair):
 
 def test_a_picture_is_written(tmp_path):
     point = PlotPoint((1.0, 0.9, 1.2), (5.0, 4.0, 6.0))
-    plot({"one": point, "two": point}, "x", "y", tmp_path / "plot.png", "title", bottom=0, limit=1.0)
+    plot({"one": point, "two": point}, "x", "y", tmp_path / "plot.png")
     assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from hf_lossy_assist import LossyError, LossyUnsupportedError, LossyValueError, pairs, quantize_draft
 from hf_lossy_assist.cli import app
-from hf_lossy_assist.evaluation.comparison import first_answers, run_comparison, summarise
+from hf_lossy_assist.evaluation.evaluation import Evaluation
 from hf_lossy_assist.evaluation.modes import Models, parse_modes
 from hf_lossy_assist.evaluation.requests import batches_of
 from hf_lossy_assist.integrations.vllm import engines as module
@@ -56,29 +56,30 @@ def _stand_in(tmp_path, monkeypatch) -> None:
 
 @pytest.mark.usefixtures("_stand_in")
 def test_a_comparison_of_both_engines(models):
-    batches = batches_of([[5, 6, 7], [5, 6]])
+    pair = pairs.load("arithmetic")
     with VllmEngines(PYTHON, threads=1) as engines:
-        of_vllm = engines.modes(parse_modes("plain,stock@4", 5))
-        [rule] = engines.modes(parse_modes("topk@4", 5))
-        records = run_comparison(models, [*parse_modes("plain", 5), *of_vllm], batches, 5, repeats=1)
+        modes = [*parse_modes("plain"), *engines.modes(parse_modes("plain,stock@4"))]
+        evaluation = Evaluation(
+            models, pair.tokenizer, pair.task, modes, "plain", 2, max_new_tokens=5, measure=None, stages=True
+        )
+        result = evaluation.complete(None, costs=True, track=lambda items, **_: items)
         assert len(engines._started) == 2
-        both = rule.engine.respond(models, rule, batches_of([[5, 6, 7], [5, 6]], 2)[0], 5)
-        [refused] = engines.modes(parse_modes("fly@4", 5))
+        batches = batches_of([[5, 6, 7], [5, 6]], 2)
+        [rule] = engines.modes(parse_modes("topk@4"))
+        both = rule.engine.respond(models, rule, batches[0], 5)
+        [refused] = engines.modes(parse_modes("fly@4"))
         with pytest.raises(LossyValueError, match="no `fly` here"):
             refused.engine.respond(models, refused, batches[0], 5)
         processes = [engine._process for engine in engines._started.values()]
     assert [process.poll() for process in processes] == [0, 0]  # rules share the engine of their draft length
     assert both.work == [(2, 4, 1)] * 2
-    assert [[*record.work] for record in records[:3]] == [[(5, 0, 0)], [(5, 0, 0)], [(2, 4, 0)]]
-    rows = {row.label: row for row in summarise([*parse_modes("plain", 5), *of_vllm], records)}
-    assert list(rows) == ["target alone", "vLLM: target alone", "vLLM: its own lossless@4"]
-    drafted = rows["vLLM: its own lossless@4"]
-    assert (drafted.tokens, drafted.mean_accepted, drafted.tokens_per_round) == (10, 2.0, 2.5)
-    assert drafted.config == {"engine": "vllm", "num_assistant_tokens": 4}
-    assert [row for record in first_answers(records, drafted.label) for row in record.rows] == [[3] * 5, [2] * 5]
-    assert rows["vLLM: target alone"].mean_accepted is None
-    assert rows["target alone"].per_round is not None
-    assert len(records) == 2 * 3 + 2, "the metered repeat is this process's"
+    assert [*result.modes] == ["plain", "vLLM: plain", "vLLM: its own lossless@4"]
+    drafted = result.modes["vLLM: its own lossless@4"]
+    assert (drafted.mean_accepted, drafted.tokens_per_round) == (2.0, 2.5)
+    assert modes[2].config == {"engine": "vllm", "num_assistant_tokens": 4}
+    assert (drafted.round_time, drafted.peak_memory, drafted.predicted_seconds) == (None, None, None)
+    assert result.modes["plain"].round_time is not None, "the stages are those of this process"
+    assert drafted.speed.times.keys() == {"plain"}
 
 
 @pytest.mark.usefixtures("_stand_in")
@@ -86,9 +87,10 @@ def test_a_comparison_of_both_engines(models):
 def test_commands_end_their_engines(command, tmp_path, monkeypatch):
     started, start = [], Engine.__init__
     monkeypatch.setattr(Engine, "__init__", lambda self, *given: (started.append(self), start(self, *given))[1])
-    arguments = ["--pair", "arithmetic", "--modes", "plain,topk@4", "--limit", "2", "--max-new-tokens", "5"]
-    arguments += ["--engine", "vllm", "--vllm-python", str(PYTHON), "--out", str(tmp_path / "out")]
-    limits = ["--max-loss", "50"] if command == "calibrate" else []
+    arguments = ["--pair", "arithmetic", "--modes", "plain,topk@4", "--limit", "2"]
+    arguments += ["--engine", "vllm", "--set", f"vllm_python={PYTHON}", "--out", str(tmp_path / "out")]
+    length = ["--set", "max_new_tokens=5"] if command == "calibrate" else ["--max-new-tokens", "5"]
+    limits = [*length, "--max-loss", "50"] if command == "calibrate" else length
     result = CliRunner().invoke(app, [command, *arguments, *limits])
     assert result.exit_code == (command == "calibrate"), result.output  # two problems certify nothing
     assert [engine._process.poll() for engine in started] == [0, 0]
@@ -148,7 +150,7 @@ def test_a_head_that_vllm_can_t_read_rounded_stays_as_it_is(models, monkeypatch)
         engines._started.clear()
 
 
-@pytest.mark.parametrize(("mode", "label"), [("draft", "draft alone"), ("lossless@auto", "lossless@auto")])
+@pytest.mark.parametrize(("mode", "label"), [("draft", "draft"), ("lossless@auto", "lossless@auto")])
 @pytest.mark.usefixtures("_stand_in")
 def test_modes_that_vllm_lacks(mode: str, label: str):
     with (

@@ -17,8 +17,8 @@ from transformers import PreTrainedModel
 
 from ...compat import ending_tokens
 from ...errors import LossyUnsupportedError, LossyValueError, warn_once
-from ...evaluation.modes import STOCK, DecodingMode, Models
-from ...evaluation.requests import PromptBatch, Response, RunCounts
+from ...evaluation.modes import DecodingMode, Models
+from ...evaluation.requests import PromptBatch, Response
 from ...models.quantised import dtype_of, save_int8_draft
 
 PROGRAM = ("-m", "hf_lossy_assist.integrations.vllm.answering")
@@ -175,7 +175,7 @@ class VllmEngines:
                     "and leave out the draft alone"
                 )
             own = "its own " if mode.rule is None and mode.gamma is not None else ""
-            label = f"vLLM: {own}{mode.label.replace(STOCK, 'lossless')}"
+            label = f"vLLM: {own}{mode.label.replace('stock', 'lossless')}"
             found.append(replace(mode, label=label, engine=self))
         return found
 
@@ -218,10 +218,8 @@ class VllmEngines:
         engine = self.of(models, mode)
         reply = engine.ask(request_of(models, mode, batch, max_new_tokens))
         rows = [torch.tensor(row, dtype=torch.long) for row in reply["tokens"]]
-        calls, accepted, _, drafted = map(sum, zip(*reply["work"], strict=True))
         work = [(rounds, kept, lossy) for rounds, kept, lossy, _ in reply["work"]]
-        counts = RunCounts(calls, drafted, accepted, drafted, calls, (accepted / drafted,) if drafted else ())
-        return Response(rows, reply["seconds"], work, counts)
+        return Response(rows, reply["seconds"], work, [drafted for *_, drafted in reply["work"]])
 
 
 def vllm_has(mode: DecodingMode) -> bool:

@@ -1,0 +1,390 @@
+"""Advising: the target answers, both models read, and every rule replays."""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load, save
+from torch import Tensor
+from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel, PreTrainedTokenizerBase
+
+from ...acceptors import Acceptor
+from ...acceptors.base import AUTO
+from ...call.config import LossyConfig
+from ...call.spelling import Spelling, split
+from ...compat import ending_tokens
+from ...drafting.draft_ends import DEFAULT_NUM_TOKENS, LONGEST
+from ...drafting.model import check_draft_model
+from ...errors import LossyUnsupportedError, LossyValueError, need
+from ...heads import Head, ModelIdentity
+from ...models.lm_head_hook import DROPOUTS, POSITIONS, choose_dropout
+from ...models.reading import read_text
+from ...store.folder import MANIFEST, changes, folder_lock, read_manifest, refuse, write_json, write_whole
+from ...values import Rule
+from ..answers import Answer
+from ..costs import GAMMAS as TIMED
+from ..costs import KEEP_ALL, Costs, measure_costs
+from ..evaluation import Track, model_changes, progress_bar
+from ..modes import EVERYTHING, DecodingMode, Models, parse_modes
+from ..requests import Ending, PromptBatch, batches_of, encoded, run_request
+from .advice import DRAFT_COST, Advice, Replayed, with_gamma
+from .laws import LIKELIEST, Laws, processors_of, read_laws
+from .plots import draw
+from .replay import Acceptance, Walk, drawn, greedy, rounds
+from .states import decided, reads_states
+
+GAMMAS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32)
+"""Draft lengths among which each rule's best is looked for."""
+
+GREEDY = "near_top,min_p,regret,margin,topk,typical,relaxed:top_n=2:delta=0.2,fsd,fly,lenience,ensemble"
+"""The rules that are compared by default in greedy decoding; ``lossless`` and ``everything`` always are."""
+
+SAMPLED = "ears,ears:beta=0.5,ears:beta=1.0,cactus:delta=0.01,cactus,cactus:delta=1.0,near_top"
+SAMPLED += ",near_top:alpha=0.75,lenience,ensemble,typical,topk,min_p"
+"""The same when sampling."""
+
+_GAMMAS = Rule("a list of different ints from 1 to 64", lambda x: len({*x}) == len([*x]) and all(
+    type(gamma) is int and 1 <= gamma <= 64 for gamma in x
+))  # fmt: skip
+
+
+@dataclass(frozen=True, eq=False)
+class Advising:
+    """What advice is about: models, prompts, rules, and how tokens are chosen."""
+
+    models: Models
+    tokenizer: PreTrainedTokenizerBase
+    prompts: Sequence[Sequence[int]]
+    modes: str = ""
+    gammas: tuple[int, ...] = ()
+    max_new_tokens: int = 256
+    ends: tuple[str, ...] = ()
+    temperature: float | None = None
+    top_p: float = 1.0
+    seed: int = 0
+    draft_cost: float | None = None  # a drafted token's share of a target's token; measured by default
+    tune: bool = False
+    guard: int = 4  # on how many prompts the recommended setting runs
+    answers: Mapping[int, Answer] = field(default_factory=dict)  # the target's, by the number of the prompt, if known
+    out: Path | None = None  # a folder for texts, which an interrupted run goes on with
+    track: Track = field(default=lambda items, **_: items)
+
+    def __post_init__(self) -> None:
+        _GAMMAS.check("gammas", self.gammas)
+        if self.draft_cost is not None:
+            DRAFT_COST.check("draft_cost", self.draft_cost)
+        if not self.prompts:
+            raise LossyValueError("`prompts` has to hold at least one prompt, but is empty")
+        if not isinstance(self.models.draft, PreTrainedModel):
+            raise LossyUnsupportedError(
+                f"`draft` has to be a model with the target's tokenizer, but is {type(self.models.draft).__name__}; "
+                "compare other drafters by `lossy-assist evaluate`"
+            )
+        check_draft_model(self.models.target, self.models.draft)
+
+    @property
+    def plain(self) -> DecodingMode:
+        """The target alone."""
+        return DecodingMode(temperature=self.temperature, top_p=self.top_p)
+
+    def run(self) -> Advice:
+        """Let the target answer, read the answers, time the models, and replay every rule."""
+        rules, laws = self.rules, self.laws
+        tokens = laws.lengths.double().numpy()
+        length = float(np.mean([len(prompt) for prompt in self.prompts]) + tokens.mean() / 2)
+        costs = self._costs(round(length))
+        replayed = [self.replay(mode, rule) for mode, rule in self.track(rules, description="replaying")]
+        lossless = self._decided(rules[0][1])[0]
+        matches = float(lossless.keep[laws.real.numpy()].mean())
+
+        def keeping(share: float) -> dict[int | str, Walk]:
+            kept = lossless.keeping(share)
+            return {gamma: kept.walk(laws, *end) for gamma, end in self._ends(rules[0][1]).items()}
+
+        advice = Advice(replayed, tokens, length, costs, matches, keeping, self.decoding)
+        if self.draft_cost is not None:
+            advice = advice.with_draft_cost(self.draft_cost)
+        advice = replace(advice, seen=self._seen(advice))
+        if self.out is not None:
+            write_json(self.out / "advice.json", advice.entry)
+            GenerationConfig(**advice.best().settings).save_pretrained(self.out)
+            draw(advice, self.out / "advice.png")
+        return advice
+
+    def _seen(self, advice: Advice) -> dict[str, Any]:
+        """Run the recommended setting on some prompts, and return what was predicted and what is seen."""
+        best = advice.best()
+        if best.row.mode == "lossless" or not self.guard:
+            return {}
+        batches = self._batches[: self.guard]
+        mode = replace(best.mode, temperature=self.temperature, top_p=self.top_p)
+        runs = [
+            run_request(self.models, mode, batch, self.max_new_tokens)
+            for batch in self.track(batches, description=f"running {best.row.mode}")
+        ]
+        walk = next(one for one in advice.replayed if one.mode.label == best.row.mode).walks[best.row.gamma]
+        some = slice(len(batches))
+        return {
+            "setting": with_gamma(best.row.mode, best.row.gamma), "prompts": len(batches),
+            "predicted": float(advice.tokens[some].sum() / walk.rounds[some].sum()),
+            "tokens_per_call": sum(run.tokens for run in runs) / sum(run.work[0][0] for run in runs),
+        }  # fmt: skip
+
+    @cached_property
+    def laws(self) -> Laws:
+        """What both models say along the target's answers, which are made now."""
+        return Laws.of(self._texts, self.max_new_tokens)
+
+    @cached_property
+    def rules(self) -> list[tuple[DecodingMode, Acceptor]]:
+        """The modes and their rules, ``lossless`` first; a mode's draft lengths are those to show."""
+        texts = [text.strip() for text in split(self.modes or (GREEDY if self.temperature is None else SAMPLED), ",")]
+        found = {}
+        for text in dict.fromkeys(("lossless", *texts, EVERYTHING)):
+            (mode,) = parse_modes(text, None, self.temperature)
+            if mode.gamma == AUTO and self.temperature is not None:
+                raise LossyValueError(
+                    f"`modes` has {text!r}, but drawn drafts are replayed with a number of tokens; put it after the @"
+                )
+            if mode.rule is None:
+                raise LossyValueError(
+                    f"`modes` has to name rules, but has {text!r}; the target alone is in every table"
+                )
+            heads = {name: self.models.heads[name] for name in mode.rules if name in self.models.heads}
+            mode.check_heads(self.models.heads)
+            config = LossyConfig.from_fields(mode.rule, dict(mode.settings), heads or mode.head)
+            if config != LossyConfig(config.rule):
+                raise LossyUnsupportedError(
+                    f"`modes` has {text!r}, but only rules with chains can be replayed: branches of trees leave the "
+                    "text, and limits look at it; compare such modes by `lossy-assist evaluate`"
+                )
+            rule = config.rule
+            label = str(replace(Spelling.read(text, "modes"), gamma=None))
+            known = found.get(label, (mode, rule, ()))[2]
+            found[label] = replace(mode, label=label), rule, (*known, *filter(None, [mode.gamma]))
+        return [(replace(mode, gamma=shown), rule) for mode, rule, shown in found.values()]
+
+    @property
+    def plan(self) -> dict[str, Any]:
+        """All that the texts on disk depend on."""
+        target, draft = self.models.target, self.models.draft
+        values = {
+            "target": asdict(ModelIdentity.of(target)), "draft": asdict(ModelIdentity.of(draft)),
+            "dtype": str(target.dtype).removeprefix("torch."), **model_changes(target, draft),
+            "temperature": self.temperature, "top_p": self.top_p, "max_new_tokens": self.max_new_tokens,
+            "ends": self.ends, "seed": self.seed, "likeliest": LIKELIEST,
+            "answers": zlib.crc32(json.dumps([answer.text for answer in self.answers.values()]).encode()),
+        }  # fmt: skip
+        return json.loads(json.dumps(values))
+
+    @cached_property
+    def _batches(self) -> list[PromptBatch]:
+        ending = Ending(self.ends, self.tokenizer) if self.ends else None
+        return batches_of(self.prompts, device=self.models.target.device, seed=self.seed, ending=ending)
+
+    @cached_property
+    def _texts(self) -> list[dict[str, Tensor]]:
+        """What both models say along the target's answer to each prompt, which is made now."""
+        if self.out is not None:
+            self._open(self.out)
+        made = (self._stored(batch, "laws", self._read_text) for batch in self._batches)
+        return list(self.track(made, total=len(self.prompts), description="answering"))
+
+    def _stored(
+        self, batch: PromptBatch, name: str, make: Callable[[PromptBatch], dict[str, Tensor]]
+    ) -> dict[str, Tensor]:
+        """Return what is in the folder about a prompt, or make it and write it there."""
+        if self.out is None:
+            return make(batch)
+        number = zlib.crc32(json.dumps([batch.ids.tolist(), batch.seed]).encode())
+        path = self.out / f"{number:08x}-{name}.safetensors"
+        try:
+            return load(path.read_bytes())
+        except (OSError, SafetensorError):  # missing or damaged
+            write_whole(path, save(found := make(batch)))
+            return found
+
+    def _open(self, folder: Path) -> None:
+        with folder_lock(folder, ".lock"):
+            if (folder / MANIFEST).exists():
+                refuse(folder, changes(read_manifest(folder, "advise", {"likeliest": int}), self.plan))
+            write_json(folder / MANIFEST, self.plan)
+
+    def _read_text(self, batch: PromptBatch) -> dict[str, Tensor]:
+        """Let the target answer, faster than alone, and read its answer."""
+        models, writer = self.models, replace(self.plain, rule="lossless", gamma=DEFAULT_NUM_TOKENS)
+        prompt, answer = batch.ids[0].tolist(), []
+        if (known := self.answers.get(batch.seed - self.seed)) is not None:
+            ends = sorted(
+                ending_tokens(models.target.generation_config), key=lambda x: x != self.tokenizer.eos_token_id
+            )
+            end = [] if known.cut or self.ends else ends[:1]
+            answer = [*self.tokenizer(known.text, add_special_tokens=False)["input_ids"], *end][: self.max_new_tokens]
+        if not answer:
+            answer = run_request(models, writer, batch, self.max_new_tokens).rows[0].tolist()
+        laws = read_laws(models.target, models.draft, prompt, answer, self._processors(prompt))
+        return {"ids": torch.tensor([*prompt, *answer]), **laws}
+
+    def _processors(self, prompt: Sequence[int]) -> LogitsProcessorList:
+        return processors_of(self.models.target, prompt, **self.decoding)
+
+    @property
+    def decoding(self) -> dict[str, Any]:
+        """Keywords of ``generate()`` that say how tokens are chosen."""
+        keywords = self.plain.keywords(self.models, self.seed)
+        return {name: keywords[name] for name in ("do_sample", "temperature", "top_k", "top_p") if name in keywords}
+
+    def _costs(self, length: int) -> Costs:
+        gammas, repeats = (TIMED, 4) if self.tune else ((0, 1, 5, 16, 32), 1)
+        mode = replace(KEEP_ALL, temperature=self.temperature, top_p=self.top_p)
+        return measure_costs(
+            self.models, self.prompts[0], lengths=(length,), gammas=gammas, mode=mode, repeats=repeats,
+            track=lambda turns: self.track(turns, description="timing"),
+        )  # fmt: skip
+
+    def replay(self, mode: DecodingMode, rule: Acceptor) -> Replayed:
+        """Walk along the answers as a rule would, with drafts of every length."""
+        if getattr(rule, "dropout", None) == AUTO:
+            found = self.dropout(rule.num_paths)
+            mode, rule = replace(mode, settings={**mode.settings, "dropout": found}), replace(rule, dropout=found)
+        shown = mode.gamma or (self.gammas if mode.label != EVERYTHING else ())
+        sampled, ends = self.temperature is not None, self._ends(rule) | {x: (x, 0.0) for x in shown if x != AUTO}
+        if rule.has_effect(sampled) and (rule.reads_draft or (sampled and rule.decides_whole_drafts)):
+            # What such a rule emits at a position depends on others.
+            losses = dict.fromkeys(("tv", "kl", "outside"), 0.0) if rule.is_lossless(sampled) else {}
+            walks = {gamma: rounds(rule, self.laws, most, sampled, end) for gamma, (most, end) in ends.items()}
+        else:
+            alone, losses = self._decided(rule)
+            if (run := rule.unverified_drafting) is not None:
+                # A run ends with the drafted token that the target decides, and no token of the target's own.
+                walk = alone.walk(self.laws, run.max_draft - 1, run=True)
+                return Replayed(replace(mode, gamma=None), {walk.gamma: walk}, (walk.gamma,))
+            walks = {gamma: alone.walk(self.laws, *end) for gamma, end in ends.items()}
+        walks = {gamma: replace(walk, gamma=gamma) for gamma, walk in walks.items()}
+        return Replayed(replace(mode, gamma=None), walks, tuple(shown), losses)
+
+    def _ends(self, rule: Acceptor) -> dict[int | str, tuple[int, float]]:
+        """Return how long a rule's drafts may be, and the bound that ends them, for each setting that is tried."""
+        auto = {} if self.temperature is not None else {AUTO: (LONGEST, rule.drafts_until)}
+        return {gamma: (gamma, 0.0) for gamma in GAMMAS} | auto
+
+    def dropout(self, paths: int) -> float:
+        """Return one dropout for ``dropmatch`` on all prompts, found as a call does on its own."""
+        target = self.models.target
+        states = [read_text(target, prompt).states[-POSITIONS:] for prompt in self.prompts]
+        return DROPOUTS[choose_dropout(target.get_output_embeddings(), torch.cat(states), paths)]
+
+    def _decided(self, rule: Acceptor) -> tuple[Acceptance, dict[str, float]]:
+        if not reads_states(rule):
+            return (greedy(rule, self.laws), {}) if self.temperature is None else drawn(rule, self.laws)
+        sums = [LossyConfig(rule).in_full(), *(head.checksum for head in self.models.heads.values())]
+        name = f"{rule.name.replace(' ', '-')}-{zlib.crc32(json.dumps(sums).encode()):08x}"
+        ids = dict(zip(map(id, self._batches), (text["ids"].tolist() for text in self._texts), strict=True))
+
+        def make(batch: PromptBatch) -> dict[str, Tensor]:
+            prompt, models = batch.ids[0].tolist(), self.models
+            processors = self._processors(prompt)
+            return decided(
+                rule, models.target, models.draft, ids[id(batch)], len(prompt), processors, self.temperature is not None
+            )
+
+        found = [self._stored(batch, name, make) for batch in self.track(self._batches, description=rule.name)]
+        padded = (
+            torch.nn.utils.rnn.pad_sequence([text[key] for text in found], batch_first=True).double().numpy()
+            for key in ("keep", "others", "nats")
+        )
+        return Acceptance(*padded), {}
+
+
+def advise(
+    target: PreTrainedModel,
+    draft: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    prompts: Sequence[str] | Sequence[Sequence[int]],
+    *,
+    modes: str | None = None,
+    gammas: Sequence[int] = (),
+    max_new_tokens: int = 256,
+    heads: Mapping[str, Head] | None = None,
+    temperature: float | None = None,
+    top_p: float = 1.0,
+    draft_cost: float | None = None,
+    tune: bool = False,
+    seed: int = 0,
+    ends: Sequence[str] = (),
+    answers: Mapping[int, Answer] | None = None,
+    out: str | Path | None = None,
+    track: Track = progress_bar,
+) -> Advice:
+    """Predict how fast every rule would be with these models, here, and what it would change.
+
+    The target answers the prompts. Each model reads the answers once, and every rule decides along them: a token that
+    it keeps in place of the target's own counts as the target's. So rounds, kept tokens and the best draft length
+    follow for each rule, within some per cent of what its own runs show. The speed follows from rounds that are timed
+    here. Only the recommended rule runs, on four prompts, as a check.
+
+    Parameters
+    ----------
+    target, draft, tokenizer
+        The models, which share the tokenizer.
+    prompts
+        Texts or lists of token ids, like those that the models will get; with a chat template, a text is the user's
+        turn. A dozen give intervals of about 3 %.
+    modes
+        ``"RULE[+RULE][@GAMMA][:KEY=VALUE…],…"``; the usual rules by default.
+    gammas
+        Draft lengths to show; each rule's best by default: a number or, greedily, auto, for drafts that end by default.
+    max_new_tokens
+        The longest answer.
+    heads
+        Trained heads by the rule that uses them.
+    temperature, top_p
+        Of sampling, with no other warper; without a temperature, decoding is greedy.
+    draft_cost
+        The time of a drafted token as a share of a token of the target alone, for other hardware; measured by default.
+    tune
+        Whether to time more draft lengths, more often.
+    seed
+        Of the first prompt; each further prompt adds one.
+    ends
+        Strings that end an answer, as EOS does.
+    answers
+        The target's answers, by the number of the prompt, where they are known from an evaluation.
+    track
+        Shows progress, as for :func:`~hf_lossy_assist.evaluate`.
+    out
+        A folder for ``advice.json`` and what the models said, with which an interrupted run goes on.
+
+    Raises
+    ------
+    LossyValueError
+        When an argument can't work; before any forward pass.
+    LossyUnsupportedError
+        When the draft does not share the target's tokenizer, or the extra ``lab`` is missing.
+
+    Examples
+    --------
+    >>> import hf_lossy_assist
+    >>> from hf_lossy_assist import pairs
+    >>> pair = pairs.load("arithmetic")
+    >>> prompts = [problem.prompt for problem in pair.task.examples("test", 2)]
+    >>> advice = hf_lossy_assist.advise(pair.target, pair.draft, pair.tokenizer, prompts, modes="min_p@5,typical@5")
+    >>> advice.best("typical").settings
+    {'do_sample': False, 'lossy_mode': 'typical', 'num_assistant_tokens': 5}
+    """
+    need("lab", "`advise`")
+    advising = Advising(
+        Models(target, draft, dict(heads or {}), tokenizer=tokenizer), tokenizer,
+        [encoded(prompt, tokenizer) for prompt in prompts], modes or "", tuple(gammas), max_new_tokens, tuple(ends),
+        temperature, top_p, seed, draft_cost, tune, answers=answers or {}, out=out and Path(out), track=track,
+    )  # fmt: skip
+    return advising.run()

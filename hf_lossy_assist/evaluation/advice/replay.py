@@ -1,0 +1,248 @@
+"""Replay: a rule decides along the target's own texts, and a token that it keeps wrongly counts as the text's own.
+
+When sampling, nothing is drawn where a rule decides tokens one by one: decisions are averaged over the draft's law and
+over u. What a rule keeps is coupled with the text as closely as possible: where it would emit the text's own token, it
+has kept that; else it has kept a wrong one with the probability that is left. For ``lossless`` this is the law of its
+own rounds.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ...acceptors import Acceptor, decide
+from ...core.distributions import Randomness, residual, total_variation
+from ...core.messages import Verification
+from ...core.shapes import Chain
+from .laws import Laws
+
+REPLICATES = 8
+"""How often drafts are drawn for each text where a rule looks at whole drafts."""
+POSITIONS = 64
+"""How many positions' laws are computed together."""
+LEAST, ALMOST_1, TINY = 1e-6, 1 - 2**-24, 1e-30
+
+
+@dataclass(frozen=True, eq=False)
+class Walk:
+    """What a rule with drafts of ``gamma`` tokens does on each text; arrays ``(B,)``, expected values when sampling."""
+
+    gamma: int | str  # a number, or auto
+    sizes: np.ndarray  # ``(B, γ + 1)`` rounds by the number of drafted tokens
+    kept: np.ndarray  # drafted tokens
+    others: np.ndarray  # kept ones that the lossless rule would have refused
+    nats: np.ndarray  # what they have less log p than the best ones, in sum
+    worst: np.ndarray  # the largest of these
+
+    @property
+    def rounds(self) -> np.ndarray:
+        return self.sizes.sum(1)
+
+
+@dataclass(frozen=True, eq=False)
+class Acceptance:
+    """How a rule decides every position on its own, arrays ``(B, T)``."""
+
+    keep: np.ndarray  # the probability that a drafted token is kept, given the text's own token
+    others: np.ndarray  # the probability that it is, and the lossless rule would refuse it
+    nats: np.ndarray  # the loss of log p then
+
+    def keeping(self, share: float) -> Acceptance:
+        """Return the decisions of a rule that also keeps a share of the tokens that this one refuses."""
+        return replace(self, keep=self.keep + share * (1 - self.keep))
+
+    def walk(self, laws: Laws, gamma: int, end: float = 0.0, *, run: bool = False) -> Walk:
+        """Walk along the texts in rounds of ``gamma`` tokens; a round may start anywhere, with some probability.
+
+        A greedy draft may ``end`` as :meth:`Laws.drafted` says. A ``run`` ends with the first token that is not kept.
+        """
+        lengths, (rows, width) = laws.lengths.numpy(), self.keep.shape
+        real = np.arange(width + gamma) < lengths[:, None]
+        keep = np.where(real, np.pad(self.keep, ((0, 0), (0, gamma))), 0.0)
+        drafted = laws.drafted(gamma, end).numpy()
+        each = np.lib.stride_tricks.sliding_window_view(keep, gamma, axis=1)[:, :width]
+        each = np.where(np.arange(gamma) < drafted[..., None], each, 0.0)
+        # reached[b, s, k]: the first k tokens of a draft from s on are kept.
+        reached = np.concatenate([np.ones((rows, width, 1)), each.cumprod(-1)], axis=-1)
+        exactly = reached - np.concatenate([reached[..., 1:], np.zeros((rows, width, 1))], axis=-1)
+        starts = np.zeros((rows, width + gamma + 1))
+        starts[:, 0] = 1.0
+        for s in range(width):
+            starts[:, s + 1 : s + gamma + 2] += starts[:, s, None] * exactly[:, s]
+        starts = np.where(real, starts[:, : width + gamma], 0.0)[:, :width]
+        at = np.zeros((rows, width + gamma))  # the probability that a position's drafted token is kept
+        for k in range(gamma):
+            at[:, k : k + width] += starts * reached[..., k + 1]
+        at = at[:, :width]
+        share = np.divide(self.others, self.keep, out=np.zeros_like(self.others), where=self.keep > 0)
+        worst = np.where(at * share > 0.01, self.nats, 0.0).max(1)
+        others = at * share
+        if run:
+            sizes = np.pad(np.einsum("bs,bsk->bk", starts, exactly), ((0, 0), (1, 0)))
+        else:
+            sizes = np.stack([(starts * (drafted == size)).sum(1) for size in range(gamma + 1)], axis=1)
+        return Walk(gamma, sizes, at.sum(1), others.sum(1), (others * self.nats).sum(1), worst)
+
+
+def greedy(rule: Acceptor, laws: Laws) -> Acceptance:
+    """Return how a rule decides the draft's likeliest token at every position."""
+    p = torch.cat([laws.p, laws.p[:, -1:]], dim=1)
+    decision = decide(rule, Verification(laws.best, p, draft_logits=laws.q))
+    others = decision.keep & ~decision.lossless
+    return Acceptance(_array(decision.keep), _array(others), _array(_lost(laws.p, laws.best)))
+
+
+def drawn(rule: Acceptor, laws: Laws) -> tuple[Acceptance, dict[str, float]]:
+    """Return how a rule decides drawn tokens, each on its own, and its mean losses over all positions."""
+    keep, others = np.zeros(laws.real.shape), np.zeros(laws.real.shape)
+    rows, columns = (x.numpy() for x in laws.real.nonzero(as_tuple=True))
+    sums: dict[str, float] = {}
+    for start in range(0, len(rows), POSITIONS):
+        at = rows[start : start + POSITIONS], columns[start : start + POSITIONS]
+        law = emitted(rule, laws.p[at], laws.q[at])
+        own = law.coupled(laws.written[at])
+        keep[at], others[at] = _array(own), _array(own * law.lossy / law.kept.sum(-1).clamp(min=TINY))
+        for name, values in law.losses().items():
+            sums[name] = sums.get(name, 0.0) + float(values.sum())
+    losses = {name: total / len(rows) for name, total in sums.items()}
+    return Acceptance(keep, others, np.zeros_like(keep)), losses
+
+
+@dataclass(frozen=True, eq=False)
+class Emitted:
+    """What a rule emits at positions that it decides, exactly; ``(N, C)`` but for ``lossy`` ``(N,)``."""
+
+    p: Tensor
+    kept: Tensor  # the mass of each token that was drafted and kept
+    replaced: Tensor  # the mass of each token that replaces a rejected one
+    lossy: Tensor  # the probability that a token is kept, and the lossless rule refuses it
+
+    def losses(self) -> dict[str, Tensor]:
+        """Return ``(N,)`` by name: total variation to p, KL divergence where p allows, and the mass elsewhere."""
+        law, allowed = self.kept + self.replaced, self.p > 0
+        inside = law * allowed
+        inside = inside / inside.sum(-1, keepdim=True).clamp(min=TINY)
+        return {
+            "tv": total_variation(law, self.p),
+            "kl": torch.xlogy(inside, inside / self.p.clamp(min=TINY)).sum(-1).clamp(min=0),
+            "outside": (law * ~allowed).sum(-1),
+        }
+
+    def coupled(self, written: Tensor) -> Tensor:
+        """Return ``(N,)`` the probability that a token is kept, given the text's own token."""
+        shared = self.kept.minimum(self.p)
+        own = (shared / self.p.clamp(min=TINY)).gather(-1, written[:, None])[:, 0]
+        left = (1 - shared.sum(-1)).clamp(min=TINY)
+        return own + (1 - own) * ((self.kept - shared).sum(-1) / left).clamp(max=1)
+
+
+def emitted(rule: Acceptor, p: Tensor, q: Tensor) -> Emitted:
+    """Return the law that a rule emits where the models have logits ``p`` and ``q`` ``(N, C)``."""
+    of_p, of_q = p.softmax(-1), q.softmax(-1)
+    at, x = (of_q > LEAST).nonzero(as_tuple=True)
+    mass = of_q[at, x]
+    mass = mass / torch.zeros(len(p)).index_add(0, at, mass)[at]
+
+    def verification(rows: Tensor, u: Tensor) -> Verification:
+        both = p[at[rows], None].expand(-1, 2, -1)
+        return Verification(x[rows, None], both, q[at[rows], None], True, Given(u[:, None]))
+
+    every = torch.arange(len(at))
+    first = verification(every, torch.zeros(len(at)))
+    surely = rule.keep(verification(every, torch.full((len(at),), ALMOST_1)))[:, 0]
+    low = surely.float()
+    open_ = every[rule.keep(first)[:, 0] & ~surely]
+    # A rule keeps a token for all u up to some bound.
+    step = torch.tensor(0.5)
+    while len(open_) and step > 2**-22:
+        higher = low[open_] + step
+        low[open_] = torch.where(rule.keep(verification(open_, higher))[:, 0], higher, low[open_])
+        step = step / 2
+    weights = rule.correction(first, torch.zeros(len(at), dtype=torch.long))
+    weights = weights / weights.sum(-1, keepdim=True)
+    kept = torch.zeros_like(p).index_put((at, x), mass * low, accumulate=True)
+    replaced = torch.zeros_like(p).index_add(0, at, (mass * (1 - low))[:, None] * weights)
+    lossless = (of_p[at, x] / of_q[at, x]).clamp(max=1)
+    lossy = torch.zeros(len(p)).index_add(0, at, mass * (low - lossless).clamp(min=0))
+    return Emitted(of_p, kept, replaced, lossy)
+
+
+class Given(Randomness):
+    """Random numbers that are known beforehand; all else is drawn from a seed."""
+
+    def __init__(self, u: Tensor) -> None:
+        super().__init__(0)
+        self.u = u
+
+    def uniform(self, shape: tuple[int, ...], device: torch.device) -> Tensor:
+        return self.u
+
+
+def drawn_with(p: Tensor, q: Tensor, written: Tensor, randomness: Randomness) -> tuple[Tensor, Tensor]:
+    """Return drafted tokens ``(B, n)``, and the numbers u with which the lossless rule writes ``written``."""
+    of_p, of_q = p.softmax(-1), q.softmax(-1)
+    ratio = of_p / of_q.clamp(min=TINY)
+    first, second = randomness.uniform((2, *written.shape), p.device)
+    kept = first * _at(of_p, written) <= _at(of_q, written)
+    tokens = torch.where(kept, written, randomness.categorical(residual(of_q, of_p)))
+    bound = _at(ratio, tokens).clamp(max=1)
+    return tokens, torch.where(kept, second * bound, bound + second * (1 - bound))
+
+
+def rounds(rule: Acceptor, laws: Laws, gamma: int, do_sample: bool = False, end: float = 0.0) -> Walk:
+    """Walk round by round, all texts together, for rules that look at a whole draft or at earlier rounds.
+
+    A draft ends once Π q(xᵢ) of its tokens is below ``end``.
+    """
+    copies = REPLICATES if do_sample else 1
+    spread = laws if copies == 1 else _repeated(laws, copies)
+    rows, randomness = len(spread.lengths), Randomness(0)
+    start, spent = torch.zeros(rows, dtype=torch.long), torch.zeros(rows)
+    kept, others, nats, worst = torch.zeros(4, rows, dtype=torch.float64)
+    sizes = torch.zeros(rows, gamma + 1, dtype=torch.float64)
+    lossy = torch.arange(gamma)
+    while (alive := start < spread.lengths).any():
+        p, q = spread.at(spread.p, start, gamma + 1), spread.at(spread.q, start, gamma)
+        tokens, numbers = spread.at(spread.best, start, gamma), randomness
+        if do_sample:
+            tokens, u = drawn_with(p[:, :-1], q, spread.at(spread.written, start, gamma), randomness)
+            numbers = Given(u)
+        sure = (_at(q.softmax(-1), tokens).cumprod(-1) >= end).sum(-1) + 1
+        room = (spread.limit - start - 1).minimum(sure).clamp(0, gamma)
+        shape = Chain(gamma, tokens.device, None if (room == gamma).all() else room)
+        v = Verification(tokens, p, draft_logits=q, do_sample=do_sample, randomness=numbers, shape=shape, charged=spent)
+        decision = decide(rule, v)
+        length = decision.n_accepted.minimum(spread.lengths - start).where(alive, 0)
+        wrong = (decision.keep & ~decision.lossless) & (lossy < length[:, None])
+        lost = _lost(p[:, :-1], tokens).masked_fill(~wrong, 0.0)
+        sizes += torch.nn.functional.one_hot(room, gamma + 1) * alive[:, None]
+        kept += length
+        others += wrong.sum(-1)
+        nats += lost.sum(-1)
+        worst = worst.maximum(lost.amax(-1).double())
+        spent = spent if decision.charge is None else spent + decision.charge.where(alive, 0.0)
+        start = torch.where(alive, start + length + 1, start)
+    sums = [_array(x.view(-1, copies, *x.shape[1:]).mean(1)) for x in (sizes, kept, others, nats)]
+    return Walk(gamma, *sums, _array(worst.view(-1, copies).amax(-1)))
+
+
+def _lost(p: Tensor, tokens: Tensor) -> Tensor:
+    """Return how much less log p tokens have than the best ones."""
+    return p.amax(-1) - _at(p, tokens)
+
+
+def _at(values: Tensor, tokens: Tensor) -> Tensor:
+    return values.gather(-1, tokens[..., None])[..., 0]
+
+
+def _repeated(laws: Laws, copies: int) -> Laws:
+    fields = (laws.p, laws.q, laws.best, laws.written, laws.lengths)
+    return Laws(*(x.repeat_interleave(copies, 0) for x in fields), limit=laws.limit)
+
+
+def _array(values: Tensor) -> np.ndarray:
+    return values.double().numpy()

@@ -1,0 +1,1 @@
+"""Calibration: settings with a bounded loss."""

@@ -1,0 +1,317 @@
+"""An evaluation: several modes answer the same problems, and their scores are compared problem by problem."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
+from itertools import product
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedTokenizerBase
+from transformers.utils import logging
+
+from ..compat import ending_tokens
+from ..drafting.vocabulary import kept_tokens
+from ..enabling import enabled
+from ..errors import LossyValueError
+from ..heads import Head, ModelIdentity
+from ..models.prepacked import is_prepacked
+from ..models.quantised import dtype_of
+from ..store.process import Process
+from ..tasks import Example, Task
+from ..values import bounded
+from .answers import Answer, AnswerStore, problem_sum
+from .costs import costs_of, lengths_between, predicted_seconds
+from .meters import CLOCKS, energy_counter, machine
+from .modes import DecodingMode, Models
+from .quality import MEASURES, Measurable
+from .records import provenance
+from .requests import Ending, Instruments, PromptBatch, Response, batches_of, run_request
+from .result import EvaluationResult
+from .scores import baselines_of
+
+_COUNT = bounded(1, integer=True)
+_WARM_UP_TOKENS = 4
+
+WATCHED = 8
+"""So many batches, at most, are answered once more to see where the time goes."""
+
+Track = Callable[..., Iterable[Any]]
+"""Shows the progress of an iterable, given its ``total`` and ``description``."""
+
+
+def progress_bar(items: Iterable[Any], total: int | None = None, description: str = "") -> Iterable[Any]:
+    """Show the progress bar of transformers, which ``transformers.utils.logging.disable_progress_bar()`` hides."""
+    return logging.tqdm(items, total=total, desc=description)
+
+
+@dataclass(frozen=True, eq=False)
+class Evaluation:
+    """Problems, and the modes that answer them.
+
+    All modes answer a batch before any answers the next, and take turns in going first, so noise affects all alike.
+    Every mode is compared with the mode labelled ``reference``.
+    """
+
+    models: Models
+    tokenizer: PreTrainedTokenizerBase
+    task: Task
+    modes: Sequence[DecodingMode]
+    reference: str
+    limit: int = 100  # the most problems
+    split: str = "test"
+    batch_size: int = 1
+    max_new_tokens: int | None = None  # None: the task's own
+    seed: int = 0  # of the first problem; each further problem adds one
+    process: Process = field(default_factory=Process)  # its number decides which batches it answers
+    measure: str | None = "task"  # one of :data:`~hf_lossy_assist.evaluation.quality.MEASURES`; None only times
+    repeats: int = 1  # how often a batch is answered, to measure the speed
+    stages: bool = False  # whether some batches are answered once more, to see where the time goes
+    clock: str = "wall"  # one of :data:`~hf_lossy_assist.evaluation.meters.CLOCKS`
+
+    def __post_init__(self) -> None:
+        for name in ("limit", "batch_size", "repeats"):
+            _COUNT.check(name, getattr(self, name))
+        labels = [mode.label for mode in self.modes]
+        if len(set(labels)) < len(labels):
+            raise LossyValueError(f"`modes` has to name every mode once, but is {labels}")
+        if self.reference not in labels:
+            raise LossyValueError(f"`reference` has to be one of the modes {labels}, but is {self.reference!r}")
+        for mode in self.modes:
+            mode.check_draft(model=self.models.draft is not None, lookup=self.models.lookup)
+            mode.check_heads(self.models.heads)
+        if self.measure not in (None, *MEASURES):
+            raise LossyValueError(f"`measure` has to be one of {list(MEASURES)}, but is {self.measure!r}")
+        cpu = self.models.target.device.type == "cpu" and torch.get_num_threads() == 1
+        if self.clock not in CLOCKS or (self.clock == "cpu" and not cpu):
+            raise LossyValueError(
+                f"`clock` has to be one of {list(CLOCKS)}, and cpu only with one thread on a CPU, but is {self.clock!r}"
+            )
+        if not self.examples:
+            raise LossyValueError(f"`split` has to be one with problems, but {self.split!r} has none")
+
+    @cached_property
+    def examples(self) -> list[Example]:
+        """The problems; a problem's id is its index here."""
+        return self.task.examples(self.split, self.limit)
+
+    @cached_property
+    def batches(self) -> list[PromptBatch]:
+        prompts = [self.task.encode(example, self.tokenizer) for example in self.examples]
+        device, pad = self.models.target.device, self.tokenizer.pad_token_id
+        ending = Ending.of(self.task, self.tokenizer)
+        return batches_of(prompts, self.batch_size, device=device, pad=pad, seed=self.seed, ending=ending)
+
+    @property
+    def own_batches(self) -> dict[int, PromptBatch]:
+        """The batches that this process answers, by their index."""
+        return {b: batch for b, batch in enumerate(self.batches) if b % self.process.count == self.process.number}
+
+    @property
+    def length(self) -> int:
+        return self.max_new_tokens or self.task.max_new_tokens
+
+    def run(
+        self, store: AnswerStore | None = None, wanted: Callable[[str], bool] = lambda label: True
+    ) -> Iterator[dict[str, Answer]]:
+        """Yield each problem's answers by mode label, as soon as all modes have answered it.
+
+        Answers go to ``store``; problems already answered there are skipped. Before each batch, ``wanted`` says of each
+        label whether that mode should still answer; the reference always does.
+
+        Examples
+        --------
+        >>> from hf_lossy_assist import pairs
+        >>> from hf_lossy_assist.evaluation.modes import parse_modes
+        >>> pair = pairs.load("arithmetic")
+        >>> modes = parse_modes("lossless,topk:k=2", gamma=8)
+        >>> evaluation = Evaluation(Models(pair.target, pair.draft), pair.tokenizer, pair.task, modes, "lossless")
+        >>> losses = []
+        >>> for answers in evaluation.run():
+        ...     losses.append(answers["lossless"].score - answers["topk:k=2"].score)
+        ...     if len(losses) == 2:
+        ...         break
+        >>> losses
+        [0.0, 0.0]
+        """
+        store = AnswerStore() if store is None else store
+        warm: set[str] = set()
+        with enabled(self.models.target), energy_counter(self.models.target.device) as energy:
+            instruments = Instruments(CLOCKS[self.clock], energy)
+            for b, batch in self.own_batches.items():
+                ids = range(b * self.batch_size, b * self.batch_size + len(batch))
+                labels = [mode.label for mode in self.modes if mode.label == self.reference or wanted(mode.label)]
+                missing = {label for label in labels for i in ids if (label, i) not in store.known}
+                modes = [mode for mode in self.modes if mode.label in missing]
+                self._warm_up([mode for mode in modes if mode.label not in warm], batch)
+                warm |= missing
+                self._answer(modes, b, batch, instruments, store)
+                for i in ids:
+                    yield {label: store.known[label, i] for label in labels}
+
+    def _warm_up(self, modes: Sequence[DecodingMode], batch: PromptBatch) -> None:
+        """Let modes answer without recording it; one that can't run fails before others spend time on answers.
+
+        Where speed is measured by repeats, they answer the whole batch, with which compiled forwards are prepared.
+        """
+        length = self.length
+        if self.repeats == 1 and not self.stages:
+            length = min(_WARM_UP_TOKENS, length)
+            batch = PromptBatch(batch.ids[:, -_WARM_UP_TOKENS:], batch.mask[:, -_WARM_UP_TOKENS:], batch.seed)
+        for mode in modes:
+            try:
+                run_request(self.models, mode, batch, length)
+            except ValueError as error:  # of this package, or of transformers' own checks
+                reason = f"{mode.label}: {str(error).strip()}"
+                raise LossyValueError(f"`modes` has a mode that can't run here, {reason}") from error
+
+    def _answer(
+        self, modes: Sequence[DecodingMode], b: int, batch: PromptBatch, instruments: Instruments, store: AnswerStore
+    ) -> None:
+        """Let modes answer a batch in turn; a mode's answers are stored once its calls and the reference's are made."""
+        watched = self.stages and b < WATCHED
+        calls = {mode.label: self.repeats + (watched and mode.engine is None) for mode in modes}
+        made: dict[str, list[Response]] = {label: [] for label in calls}
+        for call, place in product(range(self.repeats + watched), range(len(modes))):
+            mode = modes[(place + call + b) % len(modes)]
+            if call < calls[mode.label]:
+                stages = call == self.repeats
+                made[mode.label].append(run_request(self.models, mode, batch, self.length, instruments, stages=stages))
+            for one in sorted(modes, key=lambda mode: mode.label != self.reference):
+                ready = one.label in made and len(made[one.label]) == calls[one.label]
+                if ready and (one.label == self.reference or self.reference not in made):
+                    store.add(self.scored(one, b, made.pop(one.label), store))
+
+    def scored(self, mode: DecodingMode, b: int, runs: Sequence[Response], store: AnswerStore) -> list[Answer]:
+        """Return a mode's answers to a batch, given its calls; ``store`` holds the reference's."""
+        first, timed = runs[0], runs[: self.repeats]
+        size, stages = len(first.rows), runs[-1].stages
+        seconds = [run.seconds / size for run in timed]
+        joules = [run.joules / size for run in timed if run.joules is not None]
+        texts = self.tokenizer.batch_decode(first.rows, skip_special_tokens=True)
+        ends = ending_tokens(self.models.target.generation_config)
+        answers = []
+        rows = zip(texts, first.rows, first.work, first.drafted or [None] * size, strict=True)
+        for i, (text, tokens, (rounds, accepted, lossy), drafted) in enumerate(rows, b * self.batch_size):
+            score = None
+            if self.measure is not None:
+                own = text if mode.label == self.reference else store.known[self.reference, i].text
+                score = MEASURES[self.measure](
+                    Measurable(self.task, self.examples[i], self.models.target, self._prompt(i), tokens, text, own)
+                )
+            cut = len(tokens) >= self.length and int(tokens[-1]) not in ends
+            answers.append(
+                Answer(
+                    mode.label, i, score, len(tokens), rounds, accepted, median(seconds), text, lossy, cut,
+                    len(self._prompt(i)), drafted, first.memory, tuple(seconds) if len(seconds) > 1 else (),
+                    sum(joules) / len(joules) if joules else None, stages if i == b * self.batch_size else None,
+                )
+            )  # fmt: skip
+        return answers
+
+    def _problems(self) -> list[int]:
+        """Return a hash of each problem's rendered prompt and answer."""
+        return [problem_sum(self._prompt(i).tolist(), example.answer) for i, example in enumerate(self.examples)]
+
+    def _prompt(self, i: int) -> Tensor:
+        batch, row = self.batches[i // self.batch_size], i % self.batch_size
+        return batch.ids[row][batch.mask[row].bool()]
+
+    def plan(self) -> dict[str, Any]:
+        """Return everything the answers depend on, for an :class:`AnswerStore`."""
+        target, draft = self.models.target, self.models.draft
+        return {
+            "task": self.task.name,
+            "split": self.split,
+            "measure": self.measure,
+            **({"repeats": self.repeats, "stages": self.stages} if self.repeats > 1 or self.stages else {}),
+            **({"clock": self.clock} if self.clock != "wall" else {}),
+            "scoring": dict(self.task.scoring),
+            "reference": self.reference,
+            "batch_size": self.batch_size,
+            "max_new_tokens": self.length,
+            "seed": self.seed,
+            "dtype": str(target.dtype).removeprefix("torch."),
+            "target": asdict(ModelIdentity.of(target)),
+            "draft": None if draft is None else asdict(ModelIdentity.of(draft)),
+            **model_changes(target, draft),
+            **({"ends": list(self.task.ends)} if self.task.ends else {}),
+            "modes": described(self.modes, self.models.heads),
+            "problems": self._problems(),
+            "runs": [provenance(target.device, limit=self.limit, processes=self.process.count)],
+        }
+
+    def complete(self, out: Path | None, *, costs: bool, track: Track) -> EvaluationResult:
+        """Answer all problems, measure ``costs``, and return the result; a folder ``out`` keeps it."""
+        store = AnswerStore() if out is None else AnswerStore(out, self.plan())
+        total = sum(map(len, self.own_batches.values()))
+        for _ in track(self.run(store), total=total, description="problems answered"):
+            pass
+        if costs:
+            self.measure_costs(store, lambda turns: track(turns, total=len(turns), description="timing"))
+        return self.finish(store)
+
+    def measure_costs(self, store: AnswerStore, track: Callable[[Sequence[Any]], Iterable[Any]] = iter) -> None:
+        """Measure what the modes' rounds cost here, at the lengths of the answered texts, and let ``store`` keep it.
+
+        What the store knows of this machine is not measured again; of other machines, it is forgotten.
+        """
+        if self.process.number or any(mode.engine is not None for mode in self.modes):
+            return
+        here = machine(self.models.target.device) | {"threads": torch.get_num_threads()}
+        known = store.costs["modes"] if store.costs.get("machine") == here else {}
+        missing = [mode for mode in self.modes if mode.label not in known]
+        if not missing:
+            return
+        text = max((self._prompt(i).tolist() for i in range(len(self.examples))), key=len)
+        found = costs_of(
+            self.models, missing, text, lengths_between(store.known.values()), track, CLOCKS[self.clock]
+        )  # fmt: skip
+        store.keep_costs({"machine": here, "modes": known | {label: asdict(one) for label, one in found.items()}})
+
+    def finish(self, store: AnswerStore) -> EvaluationResult:
+        """Return the result of a store, and save it if the store has a folder."""
+        with store.locked():  # or a process that has seen fewer answers could write last
+            store.refresh()
+            result = self.result(store)
+            if store.folder is not None:
+                result.save(store)
+            return result
+
+    def result(self, store: AnswerStore) -> EvaluationResult:
+        """Return a store's answers in the order of modes and problems, with every mode's score."""
+        order = {mode.label: m for m, mode in enumerate(self.modes)}
+        found = [store.known[key] for key in store.known if key[0] in order and key[1] < len(self.examples)]
+        answers = tuple(sorted(found, key=lambda answer: (order[answer.mode], answer.id)))
+        predicted = predicted_seconds(self.modes, store.costs.get("modes", {}), answers)
+        kinds = [example.category for example in self.examples]
+        same = [mode.label for mode in self.modes if mode.is_the_target_s and mode.label != self.reference]
+        noise = same if any(mode.is_rounding for mode in self.modes) else ()
+        result = EvaluationResult.of(
+            answers, self.reference, kinds, predicted, baselines_of(self.modes), self.batch_size
+        )  # fmt: skip
+        return replace(result, noise=noise, is_whole=len(answers) == len(self.modes) * len(self.examples))
+
+
+def described(modes: Sequence[DecodingMode], heads: Mapping[str, Head]) -> dict[str, Any]:
+    """Return all that the texts of modes depend on besides models and prompts, by label."""
+    return {mode.label: _described(mode, heads) for mode in modes}
+
+
+def _described(mode: DecodingMode, heads: Mapping[str, Head]) -> dict[str, Any]:
+    sums = {rule: heads[rule].checksum for rule in mode.rules if rule in heads}
+    nucleus = {} if mode.top_p == 1 else {"top_p": mode.top_p}
+    return {**mode.config, "temperature": mode.temperature, **nucleus, "heads": sums}
+
+
+def model_changes(target: nn.Module, draft: nn.Module | None) -> dict[str, Any]:
+    """Return the changes that made the models cheaper; their identities do not tell."""
+    changes: dict[str, Any] = {"prepacked": is_prepacked(target) or None}
+    if draft is not None:
+        changes |= {"draft_dtype": dtype_of(draft), "draft_tokens": kept_tokens(draft)}
+    return {name: change for name, change in changes.items() if change is not None}

@@ -1,0 +1,246 @@
+"""What the answers of each mode add up to: scores, lengths, speeds, and where the time went."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from statistics import fmean, median
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+
+from .answers import Answer, by_mode
+from .modes import DecodingMode
+from .quality import Interval, Mean, paired_interval, times_as_fast
+
+LATENCY_QUANTILES = (0.5, 0.95, 0.99)
+ACCEPTANCE_QUANTILES = (0.1, 0.5, 0.9)
+
+
+@dataclass(frozen=True)
+class RoundTime:
+    """The mean time of a round by its parts, in seconds, from calls that were watched for it."""
+
+    drafting: float  # forwards of the draft: decoder and LM head
+    verifying: float  # forwards of the target
+    deciding: float | None  # the rule, where the run's statistics say
+    rest: float
+    outside: float  # everything but the forwards of both models
+    draft_calls: float  # in a round
+    draft_call: float | None  # median seconds of a forward
+    target_call: float
+    first_token: float  # median seconds until the end of the target's first forward
+
+    @classmethod
+    def of(cls, answers: Iterable[Answer]) -> RoundTime | None:
+        """Return the mean over all watched calls; None if there were none."""
+        stages = [answer.stages for answer in answers if answer.stages is not None]
+        if not stages:
+            return None
+        rounds = sum(each.target_calls for each in stages)
+
+        def mean(name: str) -> float:
+            return sum(getattr(each, name) or 0.0 for each in stages) / rounds
+
+        decided = None if all(each.deciding is None for each in stages) else mean("deciding")
+        forwards = [each.draft_call for each in stages if each.draft_call is not None]
+        return cls(
+            mean("drafting"), mean("verifying"), decided, mean("rest"), mean("rest") + (decided or 0.0),
+            mean("draft_calls"), median(forwards) if forwards else None,
+            median(each.target_call for each in stages), median(each.first_token for each in stages),
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Speed:
+    """How fast calls of a mode were: the spread over repeats and answers, and ratios to the baselines."""
+
+    least: float  # tokens per second of the slowest repeat
+    most: float
+    latencies: tuple[float, ...]  # seconds of an answer, at LATENCY_QUANTILES
+    times: Mapping[str, Interval]  # tokens per second over those of a baseline's fastest mode, by the baseline's name
+    over_seen: Interval | None = None  # the predicted ratio to the fastest lossless setting, over the one that was seen
+    joules_per_token: float | None = None
+
+
+@dataclass(frozen=True)
+class ModeScore:
+    """The results of one mode on all problems that it answered."""
+
+    label: str
+    score: float | None  # the mean; None if answers were only timed
+    n: int  # problems
+    difference: float  # the score less the reference's on the same problems; 0 for the reference itself
+    low: float  # of the difference's 95 % interval
+    high: float
+    mean_accepted: float  # drafted tokens kept per round; 0 without rounds, like those of the draft alone
+    tokens_per_round: float
+    tokens_per_second: float | None  # None, like all that depends on it, if some answers were not timed
+    target_calls_per_100_tokens: float  # a round is one call
+    same_texts: int  # texts equal to the reference's
+    tokens_per_answer: Mean
+    seconds_per_answer: Mean | None
+    cut_off: float  # the share of answers that ended at the limit of their length
+    peak_memory: int | None = None  # bytes, the most of all calls
+    # By what rounds cost on this machine, one text at a time.
+    predicted_seconds: Mean | None = None  # of an answer
+    times_lossless: Interval | None = None  # tokens per second over those of the fastest lossless setting
+    acceptance_rates: tuple[float, ...] | None = None  # kept share of an answer's drafts, at ACCEPTANCE_QUANTILES
+    speed: Speed | None = None
+    round_time: RoundTime | None = None
+
+    @property
+    def entry(self) -> dict[str, Any]:
+        """The mode's entry in ``summary.json``."""
+        return {name: value for name, value in asdict(self).items() if name != "label"}
+
+
+def baselines_of(modes: Iterable[DecodingMode]) -> dict[str, list[str]]:
+    """Return the labels of the modes that speeds are compared with: of this process, and by the target's own law."""
+    own = [mode for mode in modes if mode.engine is None and mode.answers == "target" and not mode.is_rounding]
+    return {
+        "plain": [mode.label for mode in own if mode.gamma is None],
+        "stock": [mode.label for mode in own if mode.rule is None and mode.gamma is not None],
+        "lossless": [mode.label for mode in own if mode.rule == "lossless"],
+    }
+
+
+_Calls = Mapping[int, tuple[float, float]]
+"""Tokens and seconds of calls, by their number."""
+
+
+@dataclass(frozen=True, eq=False)
+class _Comparison:
+    """All answers of an evaluation, with what each mode is compared with."""
+
+    modes: Mapping[str, Mapping[int, Answer]]
+    reference: str
+    batch_size: int
+    seen: Mapping[str, _Calls] = field(default_factory=dict)
+    predicted: Mapping[str, _Calls] = field(default_factory=dict)
+    fastest: Mapping[str, str] = field(default_factory=dict)  # by the name of a baseline
+    cheapest: str | None = None  # the lossless setting whose predicted answers take the least time
+
+    def row(self, label: str) -> ModeScore:
+        own, others = self.modes[label], self.modes.get(self.reference, {})
+        both = [(own[i], others[i]) for i in sorted(own.keys() & others.keys())]
+        compared = [] if label == self.reference else both
+        tokens, rounds, accepted, cut = (
+            sum(getattr(answer, name) for answer in own.values()) for name in ("tokens", "rounds", "accepted", "cut")
+        )
+        scored = all(answer.score is not None for answer in own.values())
+        apart = (0.0, 0.0, 0.0)
+        if compared and scored:
+            apart = paired_interval([a.score for a, _ in compared], [b.score for _, b in compared])
+        timed = [pair for pair in compared if None not in (pair[0].seconds, pair[1].seconds)]
+        times = _mean("seconds", own.values(), timed) if label in self.seen else None
+        rates = [answer.accepted / answer.drafted for answer in own.values() if answer.drafted]
+        predicted = self.predicted.get(label, {})
+        return ModeScore(
+            label, fmean(answer.score for answer in own.values()) if scored else None, len(own), *apart,
+            *((accepted / rounds, tokens / rounds) if rounds else (0.0, 0.0)),
+            None if times is None else tokens / (len(own) * times.mean), 100 * rounds / tokens if tokens else 0.0,
+            sum(a.text == b.text for a, b in both), _mean("tokens", own.values(), compared), times, cut / len(own),
+            max((answer.memory for answer in own.values() if answer.memory is not None), default=None),
+            self._predicted(label) if predicted else None,
+            _times(predicted, self.predicted.get(self.cheapest, {})) if predicted else None,
+            _quantiles(rates, ACCEPTANCE_QUANTILES) if rates else None,
+            None if times is None else self._speed(label), RoundTime.of(own.values()),
+        )  # fmt: skip
+
+    def _predicted(self, label: str) -> Mean:
+        own, others = self.predicted[label], self.predicted.get(self.reference, {})
+        common = [] if label == self.reference else sorted(own.keys() & others.keys())
+        return Mean.of([seconds for _, seconds in own.values()], [(own[i][1], others[i][1]) for i in common])
+
+    def _speed(self, label: str) -> Speed:
+        own = self.modes[label].values()
+        tokens, joules = sum(answer.tokens for answer in own), [x.joules for x in own if x.joules is not None]
+        repeats = [sum(each) for each in zip(*(answer.repeats or (answer.seconds,) for answer in own), strict=True)]
+        return Speed(
+            tokens / max(repeats), tokens / min(repeats),
+            _quantiles([x for answer in own for x in answer.repeats or (answer.seconds,)], LATENCY_QUANTILES),
+            {name: _times(self.seen[label], self.seen[other]) for name, other in self.fastest.items()},
+            self._over_seen(label), sum(joules) / tokens if joules else None,
+        )  # fmt: skip
+
+    def _over_seen(self, label: str) -> Interval | None:
+        labels = (label, self.cheapest)
+        if self.batch_size > 1 or not all(one in self.predicted and one in self.seen for one in labels):
+            return None
+        # Seen seconds in the place of tokens: the ratio of two speeds is then that of two errors.
+        own, other = (
+            {i: (self.seen[one][i][1], seconds) for i, (_, seconds) in self.predicted[one].items()} for one in labels
+        )
+        return _times(own, other)
+
+
+def mode_scores(
+    answers: Iterable[Answer],
+    reference: str,
+    predicted: Mapping[str, Mapping[int, float]] = MappingProxyType({}),
+    baselines: Mapping[str, Collection[str]] = MappingProxyType({}),
+    batch_size: int = 1,
+) -> list[ModeScore]:
+    """Sum up every mode, and compare it with the mode ``reference`` on the problems that both have answered.
+
+    Parameters
+    ----------
+    predicted
+        Seconds by mode and problem, where they are known.
+    baselines
+        The labels of :func:`baselines_of`. Of each baseline the fastest mode counts: as it was seen for
+        :class:`Speed`, and as predicted for ``times_lossless``.
+    batch_size
+        Problems of one call, whose time they share.
+    """
+    modes = by_mode(answers)
+    seen = {
+        label: _calls(own, batch_size)
+        for label, own in modes.items()
+        if all(answer.seconds is not None for answer in own.values())
+    }
+    told = {
+        label: {i: (own[i].tokens, seconds) for i, seconds in predicted.get(label, {}).items() if i in own}
+        for label, own in modes.items()
+    }
+    told = {label: calls for label, calls in told.items() if calls}
+    fastest = {
+        name: max(known, key=lambda label: _pace(seen[label]))
+        for name, labels in baselines.items()
+        if (known := [label for label in labels if label in seen])
+    }
+    lossless = [label for label in baselines.get("lossless", ()) if label in told]
+    cheapest = min(lossless, key=lambda label: fmean(seconds for _, seconds in told[label].values()), default=None)
+    comparison = _Comparison(modes, reference, batch_size, seen, told, fastest, cheapest)
+    return [comparison.row(label) for label in modes]
+
+
+def _calls(answers: Mapping[int, Answer], size: int) -> _Calls:
+    """Put the answers of a call together."""
+    sums: dict[int, tuple[float, float]] = {}
+    for i, answer in answers.items():
+        tokens, seconds = sums.get(i // size, (0, 0.0))
+        sums[i // size] = tokens + answer.tokens, seconds + answer.seconds
+    return sums
+
+
+def _pace(calls: _Calls) -> float:
+    return sum(tokens for tokens, _ in calls.values()) / max(1e-12, sum(seconds for _, seconds in calls.values()))
+
+
+def _times(own: _Calls, other: _Calls) -> Interval | None:
+    """Return the ratio of the speeds of two modes on the calls of both."""
+    common = sorted(own.keys() & other.keys())
+    return times_as_fast([own[i] for i in common], [other[i] for i in common]) if common else None
+
+
+def _mean(name: str, own: Collection[Answer], compared: Sequence[tuple[Answer, Answer]]) -> Mean:
+    return Mean.of(
+        [getattr(answer, name) for answer in own], [(getattr(a, name), getattr(b, name)) for a, b in compared]
+    )
+
+
+def _quantiles(values: Sequence[float], at: Sequence[float]) -> tuple[float, ...]:
+    return tuple(float(q) for q in np.quantile(values, at))

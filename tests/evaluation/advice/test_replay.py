@@ -1,0 +1,129 @@
+"""Replay: along texts without a kept mismatch it is the loop itself; walks agree with a naive simulation."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from hf_lossy_assist.acceptors import REGISTRY
+from hf_lossy_assist.evaluation.advice.laws import CHUNK, LIKELIEST, Laws, processors_of, read_laws
+from hf_lossy_assist.evaluation.advice.replay import Acceptance, greedy, rounds
+from hf_lossy_assist.evaluation.modes import DecodingMode
+from hf_lossy_assist.evaluation.requests import batches_of, run_request
+
+LIMIT = 40
+PROMPTS = [[1, 5, 9], [1, 7, 3, 3, 8], [1, 2]]
+
+
+@pytest.fixture(scope="module")
+def laws(models) -> Laws:
+    """Both models' laws along greedy texts of the target."""
+    mode, texts = DecodingMode(), []
+    for batch in batches_of(PROMPTS):
+        prompt, answer = batch.ids[0].tolist(), run_request(models, mode, batch, LIMIT).rows[0].tolist()
+        texts.append(read_laws(models.target, models.draft, prompt, answer, processors_of(models.target, prompt)))
+    return Laws.of(texts, LIMIT)
+
+
+@pytest.mark.parametrize("gamma", [1, 3, 8, 50])
+def test_lossless_is_replayed_as_the_loop_runs_it(models, laws, gamma):
+    walk = greedy(REGISTRY["lossless"](), laws).walk(laws, gamma)
+    seen = [
+        run_request(models, DecodingMode("lossless", "lossless", gamma=gamma), batch, LIMIT).work[0]
+        for batch in batches_of(PROMPTS)
+    ]
+    assert [*zip(walk.rounds, walk.kept, walk.others, strict=True)] == seen
+
+
+@pytest.mark.parametrize("end", [0.02, 0.002])
+def test_ends_are_those_of_the_loop(models, laws, end):
+    """Drafts end as the loop's, but for tokens after a refused one: there the loop drafts on from that one."""
+    walk = greedy(REGISTRY["lossless"](), laws).walk(laws, 12, end)
+    mode = DecodingMode("x", "lossless", {"stop_drafting": {"by": "acceptance", "threshold": 1 - end}}, 12)
+    seen = [run_request(models, mode, batch, LIMIT).work[0][:2] for batch in batches_of(PROMPTS)]
+    assert [*zip(walk.rounds, walk.kept, strict=True)] == seen
+    assert (walk.sizes > 0).sum() > 4, "some drafts end early, and not all alike"
+
+
+@pytest.mark.parametrize("name", ["lossless", "typical", "margin", "topk", "near_top", "fsd"])
+@pytest.mark.parametrize(("gamma", "end"), [(1, 0.0), (4, 0.0), (9, 0.0), (9, 0.01)])
+def test_both_ways_to_walk_agree(laws, name, gamma, end):
+    rule = REGISTRY[name]()
+    one, other = greedy(rule, laws).walk(laws, gamma, end), rounds(rule, laws, gamma, end=end)
+    for field in ("sizes", "kept", "others", "nats", "worst"):
+        np.testing.assert_allclose(getattr(one, field), getattr(other, field), atol=1e-5, err_msg=field)
+
+
+def test_a_budget_is_of_the_whole_text(laws):
+    """Of a budget for one of two equal mismatches only the first is kept, in whichever round it is."""
+    unbounded = REGISTRY["regret"](total_regret=1e9, local_regret=1e9, mismatches=99)
+    every = rounds(unbounded, laws, 4)
+    assert every.others.min() > 1
+    least = rounds(REGISTRY["regret"](total_regret=float(every.worst.max()), local_regret=1e9, mismatches=99), laws, 4)
+    assert (least.nats <= every.worst.max() + 1e-5).all()
+    assert (least.others >= 1).all()
+    assert (least.others < every.others).any()
+
+
+@pytest.mark.parametrize(("gamma", "limit"), [(1, 30), (5, 30), (5, 12), (16, 30)])
+def test_expected_walks_are_those_of_many_drawn_ones(gamma, limit):
+    """Against 20,000 simulated texts of each row: within 5 standard errors, which are at most 5 %."""
+    generator = np.random.default_rng(0)
+    lengths = np.array([12, 9])
+    keep = generator.uniform(0.3, 1.0, (2, 12))
+    others, nats = keep * generator.uniform(0, 1, (2, 12)), generator.uniform(0, 3, (2, 12))
+    empty = torch.zeros(2, 12, 1)
+    of_texts = Laws(empty, empty, empty[..., 0].long(), empty[..., 0].long(), torch.from_numpy(lengths), limit)
+    walk = Acceptance(keep, others, nats).walk(of_texts, gamma)
+    draws = 20_000
+    for row, length in enumerate(lengths):
+        drawn = np.zeros((draws, 4))
+        for one in drawn:
+            start = 0
+            while start < length:
+                one[0] += 1
+                for _ in range(min(gamma, limit - start - 1)):
+                    if start >= length or generator.random() >= keep[row, start]:
+                        break
+                    wrong = generator.random() < others[row, start] / keep[row, start]
+                    one[1:] += 1, wrong, wrong * nats[row, start]
+                    start += 1
+                start += 1
+        expected = [getattr(walk, name)[row] for name in ("rounds", "kept", "others", "nats")]
+        error = drawn.std(0) / draws**0.5
+        assert (np.abs(drawn.mean(0) - expected) < 5 * error + 1e-9).all()
+        assert (5 * error[:2] < 0.05 * np.array(expected[:2])).all()
+
+
+def test_laws_are_the_models_own(models, laws):
+    """Of a small vocabulary every token is a candidate; of a large one, the sums are."""
+    vocabulary = models.target.config.vocab_size
+    prompt, answer = PROMPTS[0], run_request(models, DecodingMode(), batches_of(PROMPTS)[0], LIMIT).rows[0].tolist()
+    ids = torch.tensor([[*prompt, *answer]])
+    with torch.no_grad():
+        p, q = (model(ids).logits[0, len(prompt) - 1 : -1].softmax(-1) for model in (models.target, models.draft))
+    torch.testing.assert_close(laws.p[0].softmax(-1).amax(-1), p.amax(-1), atol=1e-4, rtol=1e-4)
+    own = laws.p[0].softmax(-1).gather(-1, laws.written[0, :, None])[:, 0]
+    torch.testing.assert_close(own, p.gather(-1, torch.tensor(answer)[:, None])[:, 0], atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(laws.q[0].softmax(-1).amax(-1), q.amax(-1), atol=1e-4, rtol=1e-4)
+    of_best = p.gather(-1, q.argmax(-1, keepdim=True))[:, 0]
+    torch.testing.assert_close(
+        laws.p[0].softmax(-1).gather(-1, laws.best[0, :, None])[:, 0], of_best, atol=1e-4, rtol=1e-4
+    )
+    assert vocabulary > LIKELIEST
+    assert LIMIT < CHUNK  # else the next line would have nothing to compare
+
+
+def test_a_text_longer_than_a_chunk_is_read_as_one(models, monkeypatch):
+    answer = torch.randint(
+        0, models.target.config.vocab_size, (30,), generator=torch.Generator().manual_seed(0)
+    ).tolist()
+    processors = processors_of(models.target, [1, 2], do_sample=False, repetition_penalty=1.3)
+    assert len(processors) == 1
+    whole = read_laws(models.target, models.draft, [1, 2], answer, processors)
+    monkeypatch.setattr("hf_lossy_assist.evaluation.advice.laws.CHUNK", 7)
+    parts = read_laws(models.target, models.draft, [1, 2], answer, processors)
+    for name in ("p", "q"):
+        # Near ties may swap slots, which sorting undoes.
+        torch.testing.assert_close(parts[name].sort(-1).values, whole[name].sort(-1).values, atol=1e-3, rtol=1e-3)

@@ -1,0 +1,356 @@
+"""From answers to a certificate, its files, and what is let through with it."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import functools
+import json
+import math
+import operator
+import re
+import shutil
+from collections.abc import Iterator
+from dataclasses import fields, replace
+from pathlib import Path
+
+import pytest
+import torch
+from huggingface_hub import HfApi
+from transformers import GenerationConfig
+
+from hf_lossy_assist import LossyUnsupportedError, LossyValueError, LossyVerification, enabled
+from hf_lossy_assist.calibration import Certificate, calibrate, calibrate_from
+from hf_lossy_assist.call import certificate as certificates
+from hf_lossy_assist.call.config import LossyConfig
+from hf_lossy_assist.cli.calibrate import outcome_table
+from hf_lossy_assist.evaluation.answers import Answer, AnswerStore
+from hf_lossy_assist.evaluation.evaluation import Evaluation
+from hf_lossy_assist.evaluation.modes import Models, parse_modes
+from hf_lossy_assist.evaluation.tables import as_text
+from hf_lossy_assist.heads import JudgeHead, ModelIdentity
+from tests.acceptors.table import judge_head
+from tests.evaluation.calibration.parts import DRAFT, TARGET, Numbers, Words, evaluation, folder_of
+from tests.hub.fixtures import loopback_hub, signed_in  # noqa: F401
+from tests.hub.server import LoopbackHub
+from tests.tiny_models import prompt, tiny
+
+parse = LossyConfig.from_fields
+
+HEAD = judge_head(TARGET, DRAFT)
+OTHER_HEAD = JudgeHead(HEAD.config, HEAD.weight + 0.1, HEAD.bias)
+
+
+@pytest.fixture(scope="module")
+def answered(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return folder_of(tmp_path_factory.mktemp("answers"), {"topk:k=3": 0.2})
+
+
+@pytest.fixture
+def saved(answered: Path, tmp_path: Path) -> Path:
+    certificate = calibrate_from(answered, max_loss=3)
+    certificate.save(tmp_path)
+    return tmp_path
+
+
+def test_settings_whose_answers_grow_are_not_certified(tmp_path):
+    own = evaluation(400)
+    store = AnswerStore(tmp_path / "answers", own.plan())
+    for mode, tokens, seconds in (("plain", 8, 4.0), ("topk:k=2", 8, 2.0), ("topk:k=3", 10, 1.0)):
+        store.add([Answer(mode, i, 1.0, tokens + i % 2, 4, 6, seconds, "", 2) for i in range(400)])
+    chosen = ["topk:k=2", "topk:k=3"]
+    assert calibrate_from(tmp_path / "answers", 3, modes=chosen).chosen == "topk:k=3"
+    certificate = calibrate_from(tmp_path / "answers", 3, modes=chosen, max_longer=10)
+    assert {x.mode: x.outcome for x in certificate.tested} == {"topk:k=2": "certified", "topk:k=3": "not certified"}
+    same, longer = certificate.tested
+    assert same.longer == 0
+    assert 0 < same.longer_bound <= 10
+    assert longer.longer == pytest.approx(100 * (10.5 / 8.5 - 1))
+    assert longer.longer_bound > longer.longer
+    assert calibrate_from(tmp_path / "answers", 3, modes=chosen, max_longer=50).chosen == "topk:k=3"
+    certificate.save(tmp_path)
+    assert Certificate.load(tmp_path) == certificate
+    assert "by at most" in as_text(outcome_table(certificate))
+    with pytest.raises(LossyValueError, match="`max_longer` has to be a number >= 0 and < 900, in per cent, but is -1"):
+        calibrate_from(tmp_path / "answers", 3, modes=chosen, max_longer=-1)
+
+
+def test_lengths_are_watched_while_answers_are_made():
+    """The modes' answers here are equally long, so every limit on growth is kept; without problems none is shown."""
+    few = calibrate(evaluation(20), max_loss=50, max_longer=5)
+    assert few.max_longer == 5
+    assert {x.outcome for x in few.tested} <= {"not certified", "not tested"}, "20 problems can't show 5 %"
+    assert {x.outcome for x in calibrate(evaluation(20), max_loss=50).tested} >= {"certified"}
+
+
+def test_of_untimed_settings_the_one_with_the_most_tokens_per_round_is_chosen(tmp_path: Path):
+    store = AnswerStore(tmp_path / "answers", evaluation(400).plan())
+    for mode, rounds in (("plain", 8), ("topk:k=2", 3), ("topk:k=3", 4), ("near_top:alpha=0.1", 5)):
+        store.add([Answer(mode, i, 1.0, 8, rounds, 8 - rounds, None, "", 2) for i in range(400)])
+    certificate = calibrate_from(tmp_path / "answers", max_loss=3)
+    assert {x.outcome for x in certificate.tested} == {"certified"}
+    assert certificate.chosen == "topk:k=2"
+    assert certificate.setting.tokens_per_second is None
+    certificate.save(tmp_path)
+    assert Certificate.load(tmp_path) == certificate
+    assert "topk:k=2" in as_text(outcome_table(certificate))
+
+
+def test_the_fastest_certified_setting_is_chosen(answered: Path):
+    certificate = calibrate_from(answered, max_loss=3)
+    assert {x.mode: x.outcome for x in certificate.tested} == {
+        "topk:k=2": "certified", "topk:k=3": "not certified", "near_top:alpha=0.1": "certified",
+    }  # fmt: skip
+    assert certificate.chosen == "topk:k=2", "4 tokens a second are more than 2.67"
+    assert certificate.setting.loss == 0
+    assert 0 < certificate.setting.bound <= 3
+    assert {x.confidence for x in certificate.tested} == {97.5}, "two rules share the risk"
+    assert set(certificate.usual["mean_accepted"]) == {1.5, 1.75}
+    assert set(certificate.usual["lossy_share"]) == {0.25}
+    assert calibrate_from(answered, max_loss=0.5).chosen is None
+    only = calibrate_from(answered, 3, modes=["topk:k=3", "topk:k=2"])
+    assert [x.outcome for x in only.tested] == ["not certified", "not tested"], "the order is the user's"
+    with pytest.raises(LossyValueError, match=r"`modes`.*'topk:k=9'"):
+        calibrate_from(answered, 3, modes=["topk:k=9"])
+
+
+def test_drafts_that_were_looked_up_are_not_certified(tmp_path: Path):
+    looked_up = replace(evaluation(), models=Models(TARGET, lookup=True))
+    AnswerStore(tmp_path, looked_up.plan())
+    for certify in (lambda: calibrate(looked_up), lambda: calibrate_from(tmp_path)):
+        with pytest.raises(LossyValueError, match="prompt lookup has none"):
+            certify()
+
+
+def test_files_come_back(answered: Path, saved: Path):
+    assert Certificate.load(saved) == calibrate_from(answered, max_loss=3)
+    config = GenerationConfig.from_pretrained(saved)
+    assert (config.lossy_mode, config.lossy_config, config.num_assistant_tokens) == ("topk", {"k": 2}, 5)
+
+
+def test_problems_are_answered_until_all_is_decided():
+    """A setting that never errs is certified long before the problems are used up; the hopeless one is given up."""
+    noted: dict[str, list[tuple[int, int, str]]] = {}
+    store = AnswerStore()
+    certificate = calibrate(
+        evaluation(60), 30, 95, store, lambda label, *seen: noted.setdefault(label, []).append(seen)
+    )
+    needed, expected, state = noted["topk:k=2"][-1]
+    assert expected == needed
+    assert min(abs(expected - needed) for _, expected, _ in noted["topk:k=2"][: needed // 2]) < 0.2 * needed
+    assert state in ("certified", "given up")
+    assert certificate.tested[0].n == needed < 60
+    assert all(state == "" for *_, state in noted["topk:k=2"][:-1])
+    by_mode = {x.mode: x for x in certificate.tested}
+    assert (state == "certified") == (by_mode["topk:k=2"].outcome == "certified")
+    assert ("topk:k=3" in noted) == (state == "certified")
+
+
+def run(saved: Path, **changes):
+    keywords = {
+        "input_ids": prompt(),
+        "assistant_model": DRAFT,
+        "generation_config": GenerationConfig.from_pretrained(saved),
+    }
+    keywords["generation_config"].lossy_config["certificate"] = str(saved)
+    keywords["generation_config"].pad_token_id = 0
+    keywords |= {"max_new_tokens": 8, **changes}
+    if "lossy_config" in changes:
+        keywords["lossy_config"] = {"certificate": str(saved), **changes["lossy_config"]}
+    with enabled(TARGET):
+        return TARGET.generate(**keywords)
+
+
+def test_the_certified_run_is_let_through(saved: Path):
+    free = TARGET.generate
+    with enabled(TARGET):
+        plain = TARGET.generate(
+            prompt(), assistant_model=DRAFT, lossy_mode="topk", lossy_config={"k": 2}, max_new_tokens=8,
+            num_assistant_tokens=5, do_sample=False,
+        )  # fmt: skip
+    assert run(saved).tolist() == plain.tolist()
+    assert free == TARGET.generate
+
+
+def test_a_certified_draft_length_may_be_automatic(saved: Path):
+    for name in ("certificate.json", "generation_config.json"):
+        text = (saved / name).read_text()
+        assert '"num_assistant_tokens": 5' in text
+        (saved / name).write_text(text.replace('"num_assistant_tokens": 5', '"num_assistant_tokens": "auto"'))
+    run(saved)
+    with pytest.raises(LossyValueError, match="it drafts auto tokens a round, not 5"):
+        run(saved, num_assistant_tokens=5)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"assistant_model": tiny("gpt2")}, "of the draft, the architecture is GPT2LMHeadModel"),
+        ({"num_assistant_tokens": 3}, "it drafts 5 tokens a round, not 3"),
+        ({"lossy_mode": "topk", "lossy_config": {"k": 3}}, "its rule is .*'k': 2.*'k': 3"),
+        ({"lossy_mode": "typical", "lossy_config": {}}, "its rule is .*topk.*typical"),
+        ({"lossy_mode": "topk", "lossy_config": {"k": 2, "budget": 0.5}}, "'budget': None.*'budget': 0.5"),
+        ({"lossy_mode": "topk", "lossy_config": {"k": 2, "tree": {"depth": 2}}}, "not .*'tree': {'depth': 2"),
+        ({"lossy_mode": "topk", "lossy_config": {"k": 2, "stop_drafting": {"by": "entropy"}}}, "not .*'by': 'entropy'"),
+        ({"assistant_confidence_threshold": 0.4}, "not 5 with `assistant_confidence_threshold` 0.4"),
+        ({"num_assistant_tokens_schedule": "heuristic"}, "not 5 with `num_assistant_tokens_schedule` 'heuristic'"),
+        ({"do_sample": True}, "its temperature is None, not"),
+        ({"assistant_model": None, "prompt_lookup_num_tokens": 5}, "of the draft, there is none"),
+    ],
+)
+def test_another_run_is_refused_before_any_forward(saved: Path, changes: dict, message: str):
+    forwards = []
+    handle = TARGET.register_forward_hook(lambda *args: forwards.append(1))
+    try:
+        with pytest.raises(LossyValueError, match=f"`certificate`.*{message}"):
+            run(saved, **changes)
+    finally:
+        handle.remove()
+    assert not forwards
+
+
+@pytest.fixture(scope="module")
+def judged(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The certificate of a rule with a head."""
+    models, modes = Models(TARGET, DRAFT, {"judge": HEAD}), parse_modes("plain,judge:threshold=0.5")
+    plan = Evaluation(models, Words(), Numbers(), modes, "plain", 100).plan()
+    folder = tmp_path_factory.mktemp("judged")
+    answers = [Answer(mode, i, 1.0, 8, 4, 6, 1.0, "", 2) for mode in plan["modes"] for i in range(100)]
+    AnswerStore(folder / "answers", plan).add(answers)
+    for heads, message in ((None, "`heads` .* head of the rule 'judge'"), ({"judge": OTHER_HEAD}, "other weights")):
+        with pytest.raises(LossyValueError, match=message):
+            calibrate_from(folder / "answers", 10, heads=heads)
+    certificate = calibrate_from(folder / "answers", 10, heads={"judge": HEAD})
+    for heads in ({}, {"judge": OTHER_HEAD}):
+        with pytest.raises(LossyValueError, match=r"`heads` has to have the certified heads of \['judge'\]"):
+            certificate.save(folder, heads)
+    certificate.save(folder, {"judge": HEAD})
+    return folder
+
+
+def run_saved(source: str) -> list[list[int]]:
+    """Decode as a certificate's folder or repository says."""
+    config = GenerationConfig.from_pretrained(source)
+    config.lossy_config["certificate"] = source
+    with enabled(TARGET):
+        inputs = {"input_ids": prompt(), "max_new_tokens": 8}
+        return TARGET.generate(**inputs, generation_config=config, assistant_model=DRAFT).tolist()
+
+
+@pytest.fixture
+def judged_by_hand() -> list[list[int]]:
+    """The output of the certified run of ``judged``."""
+    with enabled(TARGET):
+        output = TARGET.generate(
+            prompt(), assistant_model=DRAFT, lossy_mode="judge", lossy_config={"threshold": 0.5}, lossy_head=HEAD,
+            max_new_tokens=8, num_assistant_tokens=5, do_sample=False,
+        )  # fmt: skip
+    return output.tolist()
+
+
+def test_a_saved_certificate_brings_its_setting_and_its_head(
+    saved: Path, judged: Path, judged_by_hand: list[list[int]], tmp_path: Path
+):
+    assert run_saved(str(saved)) == run(saved).tolist()
+    moved = shutil.copytree(judged, tmp_path / "moved", ignore=shutil.ignore_patterns("answers"))
+    assert run_saved(str(moved)) == judged_by_hand
+
+
+def test_so_does_one_on_the_hub(
+    judged: Path,
+    judged_by_hand: list[list[int]],
+    signed_in: LoopbackHub,  # noqa: F811
+):
+    HfApi().create_repo("org/certified")
+    HfApi().upload_folder(repo_id="org/certified", folder_path=judged)  # as `hf upload` does
+    assert run_saved("org/certified") == judged_by_hand
+
+
+def test_a_certificate_is_of_the_head_too(judged: Path, judged_by_hand: list[list[int]]):
+    def judged_by(head: JudgeHead) -> list[list[int]]:
+        return run(judged, lossy_head=head).tolist()
+
+    assert judged_by(HEAD) == judged_by_hand
+    assert judged_by(copy.deepcopy(HEAD)) == judged_by_hand, "equal weights are the same head"
+    for other in (OTHER_HEAD, JudgeHead(HEAD.config, HEAD.weight, HEAD.bias + 1)):
+        with pytest.raises(LossyValueError, match="its heads have other weights"):
+            judged_by(other)
+
+
+def test_another_target_and_another_loop_are_refused(saved: Path):
+    other = tiny()
+    with torch.no_grad():
+        other.get_output_embeddings().weight.mul_(1.5)
+    config = GenerationConfig.from_pretrained(saved, pad_token_id=0)
+    config.lossy_config["certificate"] = str(saved)
+    with enabled(other), pytest.raises(LossyValueError, match="of the target, the weights of the LM head"):
+        other.generate(prompt(), generation_config=config, assistant_model=DRAFT, max_new_tokens=4)
+    with pytest.raises(LossyUnsupportedError, match="`certificate`"):
+        LossyVerification("topk", TARGET, k=2, certificate=str(saved))
+
+
+def places(values: object) -> Iterator[tuple]:
+    """Return the way to each value in JSON."""
+    for key, value in values.items() if isinstance(values, dict) else enumerate(values):
+        yield (key,)
+        if isinstance(value, dict | list):
+            yield from ((key, *way) for way in places(value))
+
+
+JUNK = [None, True, -1, 1.5, 10**400, math.nan, math.inf, "", "x", "../judge", [], [None], ["x"], {}, {"x": 1}, [[]]]
+
+
+def test_a_file_with_any_other_value_is_refused_by_name_or_works(judged: Path, tmp_path: Path):
+    folder = shutil.copytree(judged, tmp_path / "changed", ignore=shutil.ignore_patterns("answers"))
+    path = folder / "certificate.json"
+    good = json.loads(path.read_text(encoding="utf-8"))
+    good["usual"] = {name: values[:2] for name, values in good["usual"].items()}
+    certified = parse("judge", {"threshold": 0.5}, HEAD)
+    refused: dict[tuple[str, str], str] = {}
+    for way in places(good):
+        for junk in JUNK:
+            values, (*parents, last) = copy.deepcopy(good), way
+            functools.reduce(operator.getitem, parents, values)[last] = junk
+            path.write_text(json.dumps(values), encoding="utf-8")
+            try:
+                certificate = Certificate.load(folder)
+            except LossyValueError as error:
+                refused[".".join(map(str, way)), repr(junk)] = str(error)
+                continue
+            with contextlib.suppress(LossyValueError):
+                certificate.check(certified.rule, certified.in_full(), TARGET, DRAFT, 5, None)
+    kinds = (Certificate, certificates.TestedSetting, ModelIdentity)
+    names = "|".join(["x", *(each.name for kind in kinds for each in fields(kind))])  # "x" is an unknown field
+    for message in refused.values():
+        assert re.search(rf"certificate\.json' does not: .*['`]({names})['`]", message), message
+    for way in "heads usual tested target max_loss confidence problems versions tested.0.loss".split():
+        assert {(way, repr(junk)) for junk in ("x", [None], math.nan)} <= refused.keys(), way
+    assert ("heads", "None") in refused
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", "3", "{}", '{"tested": []}', "[" * 10**5, '"\ud800"'])
+def test_a_file_that_holds_something_else_is_refused(saved: Path, content: str):
+    (saved / "certificate.json").write_bytes(content.encode(errors="surrogatepass"))
+    with pytest.raises(LossyValueError, match=r"certificate\.json' does not: "):
+        Certificate.load(saved)
+
+
+def test_a_file_with_other_fields_is_refused_by_name(saved: Path):
+    path = saved / "certificate.json"
+    good = json.loads(path.read_text(encoding="utf-8"))
+    for name, values in (("more", good | {"more": 1}), ("heads", {x: good[x] for x in good if x != "heads"})):
+        path.write_text(json.dumps(values), encoding="utf-8")
+        with pytest.raises(LossyValueError, match=rf"certificate\.json' does not: .*'{name}'"):
+            Certificate.load(saved)
+
+
+@pytest.mark.parametrize("source", ["no such folder", 3, "/", "a/b/c"])
+def test_what_is_no_certificate_is_refused(source):
+    with enabled(TARGET), pytest.raises(LossyValueError, match="certificate"):
+        TARGET.generate(prompt(), assistant_model=DRAFT, lossy_mode="topk", lossy_config={"certificate": source})
+
+
+def test_commands_take_the_folder(saved: Path):
+    (named,) = parse_modes(str(saved), 8)
+    config = {"k": 2, "certificate": str(saved)}
+    assert named.config == {"lossy_mode": "topk", "lossy_config": config, "num_assistant_tokens": 5}
