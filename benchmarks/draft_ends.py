@@ -20,7 +20,6 @@ from safetensors.torch import load
 
 from benchmarks import command
 from hf_lossy_assist.acceptors import Acceptor
-from hf_lossy_assist.call.config import LossyConfig
 from hf_lossy_assist.cli.console import limit_threads
 from hf_lossy_assist.drafting.draft_ends import DEFAULT_NUM_TOKENS, LONGEST
 from hf_lossy_assist.evaluation.advice.advising import GAMMAS
@@ -30,6 +29,7 @@ from hf_lossy_assist.evaluation.costs import Costs
 from hf_lossy_assist.evaluation.modes import parse_modes
 from hf_lossy_assist.evaluation.quality import times_as_fast
 from hf_lossy_assist.evaluation.tables import interval, table
+from hf_lossy_assist.generation.config import LossyConfig
 from hf_lossy_assist.store.folder import append_lines, read_lines, read_manifest
 
 ENDS = (0.7, 0.5, 0.4, 0.3, 0.2, 0.15, 0.1, 0.05, 0.02)

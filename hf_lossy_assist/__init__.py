@@ -11,23 +11,23 @@ from typing import TYPE_CHECKING, Any
 from .version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from .call.config import LossyConfig as LossyConfig
     from .core.statistics import CollectedStats as CollectedStats
     from .core.statistics import LossyStats as LossyStats
     from .decoding.outputs import GenerateLossyOutput as GenerateLossyOutput
     from .drafting.eagle3 import Eagle3 as Eagle3
     from .drafting.vocabulary import frequent_tokens as frequent_tokens
     from .drafting.vocabulary import trim_draft_vocabulary as trim_draft_vocabulary
-    from .enabling import collect as collect
-    from .enabling import disable as disable
-    from .enabling import enable as enable
-    from .enabling import enabled as enabled
-    from .enabling import last_stats as last_stats
     from .errors import LossyError as LossyError
     from .errors import LossyUnsupportedError as LossyUnsupportedError
     from .errors import LossyValueError as LossyValueError
     from .evaluation.advice.advising import advise as advise
     from .evaluation.evaluate import evaluate as evaluate
+    from .generation.config import LossyConfig as LossyConfig
+    from .generation.enabling import collect as collect
+    from .generation.enabling import disable as disable
+    from .generation.enabling import enable as enable
+    from .generation.enabling import enabled as enabled
+    from .generation.enabling import last_stats as last_stats
     from .heads import JudgeHead as JudgeHead
     from .heads import VerifierHead as VerifierHead
     from .integrations.transformers_loop import LossyVerification as LossyVerification
@@ -37,12 +37,12 @@ if TYPE_CHECKING:
 
 
 _NAMES = {
-    "call.config": ("LossyConfig",),
+    "generation.config": ("LossyConfig",),
     "core.statistics": ("CollectedStats", "LossyStats"),
     "decoding.outputs": ("GenerateLossyOutput",),
     "drafting.eagle3": ("Eagle3",),
     "drafting.vocabulary": ("frequent_tokens", "trim_draft_vocabulary"),
-    "enabling": ("collect", "disable", "enable", "enabled", "last_stats"),
+    "generation.enabling": ("collect", "disable", "enable", "enabled", "last_stats"),
     "errors": ("LossyError", "LossyUnsupportedError", "LossyValueError"),
     "evaluation.advice.advising": ("advise",),
     "evaluation.evaluate": ("evaluate",),

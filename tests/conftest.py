@@ -13,10 +13,10 @@ from hypothesis import settings
 
 import hf_lossy_assist
 from hf_lossy_assist import pairs
-from hf_lossy_assist.call import config as call_config
 from hf_lossy_assist.decoding import pace
 from hf_lossy_assist.drafting import draft_ends
 from hf_lossy_assist.errors import warn_once
+from hf_lossy_assist.generation import config as call_config
 from hf_lossy_assist.pairs import qwen_coder
 
 # The same cases in every run, however busy the machine is.

@@ -9,8 +9,6 @@ from typing import Annotated, Any
 import typer
 from rich.live import Live
 
-from ..call.certificate import Certificate
-from ..call.spelling import FORM, split
 from ..errors import LossyValueError
 from ..evaluation.answers import AnswerStore
 from ..evaluation.calibration.calibrating import calibrate as certify_fastest
@@ -19,6 +17,8 @@ from ..evaluation.evaluate import reference_of
 from ..evaluation.evaluation import Evaluation
 from ..evaluation.modes import DecodingMode
 from ..evaluation.tables import Column, NumberTable, number, table
+from ..generation.certificate import Certificate
+from ..generation.spelling import FORM, split
 from ..store.process import this_process
 from .console import Console, progress
 from .measuring import CHOOSING, DRAFTING, LOADING, LONGEST, Setup

@@ -12,11 +12,11 @@ from rich.text import Text
 from transformers import set_seed
 
 from .. import enabled
-from ..call.config import LossyConfig, head_users
-from ..call.spelling import Spelling
 from ..drafting.vocabulary import same_tokenizer
 from ..errors import LossyValueError
 from ..evaluation.modes import DecodingMode, parse_modes
+from ..generation.config import LossyConfig, head_users
+from ..generation.spelling import Spelling
 from .console import Console
 from .models import DecodingOptions, LoadedModels, ModelOptions, encode_conversation, read_heads
 from .options import MaxNewTokens, Mode, PromptLookup

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from .. import tasks
-from ..call.spelling import read_gamma
 from ..errors import LossyValueError
 from ..evaluation.modes import DecodingMode, modes_of
+from ..generation.spelling import read_gamma
 from ..heads import Head
 from ..integrations.vllm.engines import VllmEngines, vllm_engines, vllm_has
 from ..tasks import Task

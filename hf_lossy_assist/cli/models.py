@@ -20,12 +20,12 @@ from transformers.utils.logging import disable_progress_bar
 
 from .. import pairs
 from ..acceptors import REGISTRY, head_type, place_rule_head
-from ..call.spelling import read_gamma
 from ..compat import load_errors
 from ..drafting.eagle3 import Eagle3
 from ..drafting.eagle3_config import Eagle3Config
 from ..errors import LossyValueError
 from ..evaluation.modes import Models
+from ..generation.spelling import read_gamma
 from ..heads import Head, ModelIdentity
 from ..heads.head import load_head
 from ..models.prepacked import prepack

@@ -10,8 +10,8 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from ..call.spelling import FORM, split
 from ..errors import LossyValueError, nearest
+from ..generation.spelling import FORM, split
 from ..pairs import NAMES
 from ..tasks.lookup import SHIPPED
 

@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ..acceptors import REGISTRY, Acceptor, Setting, head_type, settings_of, summary_of
-from ..call.spelling import Spelling
+from ..generation.spelling import Spelling
 from ..values import check_name
 from .console import Console
 

@@ -17,8 +17,8 @@ from transformers.utils import logging
 
 from ..compat import ending_tokens
 from ..drafting.vocabulary import kept_tokens
-from ..enabling import enabled
 from ..errors import LossyValueError
+from ..generation.enabling import enabled
 from ..heads import Head, ModelIdentity
 from ..models.prepacked import is_prepacked
 from ..models.quantised import dtype_of

@@ -14,12 +14,12 @@ import torch
 from transformers import GenerationConfig, PreTrainedModel
 
 from ..acceptors import REGISTRY, head_type
-from ..call.certificate import CERTIFICATE, GENERATION_CONFIG
-from ..call.config import LossyConfig
-from ..call.spelling import Spelling, split
 from ..drafting.draft_ends import DEFAULT_NUM_TOKENS, SCHEDULES
-from ..enabling import enabled
 from ..errors import LossyUnsupportedError, LossyValueError
+from ..generation.certificate import CERTIFICATE, GENERATION_CONFIG
+from ..generation.config import LossyConfig
+from ..generation.enabling import enabled
+from ..generation.spelling import Spelling, split
 from ..heads import Head
 from ..models.prepacked import is_prepacked
 from ..values import Rule, check_name, is_number
@@ -289,7 +289,9 @@ def _stock_drafts(draft: PreTrainedModel, gamma: int, settings: Mapping[str, Any
 
 
 def parse_modes(text: str, gamma: int | str | None = 5, temperature: float | None = None) -> list[DecodingMode]:
-    """Read modes separated by commas: each a :class:`~hf_lossy_assist.call.spelling.Spelling`, or a calibrated folder.
+    """Read modes separated by commas.
+
+    Each is a :class:`~hf_lossy_assist.generation.spelling.Spelling`, or a calibrated folder.
 
     ``plain`` is the target alone, ``draft`` the draft alone, ``stock`` transformers' assisted generation;
     ``everything`` keeps every drafted token. A mode's label is its text.

@@ -7,9 +7,9 @@ from typing import Any
 
 from transformers import AutoModelForCausalLM
 
-from ..call.spelling import Spelling, read_gamma, read_settings, split
-from ..enabling import enable, last_stats
 from ..errors import LossyValueError, need
+from ..generation.enabling import enable, last_stats
+from ..generation.spelling import Spelling, read_gamma, read_settings, split
 from ..values import from_json
 
 NAME = "hf-lossy"

@@ -14,8 +14,6 @@ from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList,
 
 from .. import compat
 from ..acceptors import decide
-from ..call.checks import check_grammar, check_mode, check_processors
-from ..call.config import LossyConfig
 from ..compat import CandidateGenerator
 from ..core.distributions import Randomness
 from ..core.limits import BoundLimits
@@ -27,6 +25,8 @@ from ..drafting.draft_ends import DEFAULT_NUM_TOKENS, LONGEST, check_num_tokens,
 from ..drafting.model import ModelDrafter, check_draft_model, mask_of
 from ..drafting.per_row import GeneratorDrafter, drafter_of
 from ..errors import LossyUnsupportedError, LossyValueError, warn_once
+from ..generation.checks import check_grammar, check_mode, check_processors
+from ..generation.config import LossyConfig
 from ..models.own_states import with_own_states
 from ..models.target import TargetReader
 

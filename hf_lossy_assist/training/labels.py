@@ -8,8 +8,8 @@ from dataclasses import asdict, dataclass, fields
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Protocol
 
-from ..call.spelling import read_settings, split
 from ..errors import LossyValueError, nearest
+from ..generation.spelling import read_settings, split
 from ..models.quantised import quantize_draft
 from ..values import Checked, Rule, bounded, is_number
 from .judge_labels import POSITIONS, JudgeMiner

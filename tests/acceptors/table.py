@@ -14,7 +14,7 @@ import torch
 
 from hf_lossy_assist import LossyVerification
 from hf_lossy_assist.acceptors import REGISTRY, Acceptor, settings_of
-from hf_lossy_assist.call.config import LossyConfig
+from hf_lossy_assist.generation.config import LossyConfig
 from hf_lossy_assist.heads import JudgeConfig, JudgeHead, ModelIdentity, ThresholdRow
 
 parse = LossyConfig.from_fields

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 
 from hf_lossy_assist import LossyUnsupportedError, LossyValueError, LossyVerification
 from hf_lossy_assist.acceptors import Lossless, TopK, decide
-from hf_lossy_assist.call.config import LossyConfig
 from hf_lossy_assist.core.distributions import Randomness
 from hf_lossy_assist.core.messages import Verification
+from hf_lossy_assist.generation.config import LossyConfig
 from tests.acceptors.exact import Tables, outcome
 from tests.acceptors.fixtures import P, Q, Repeating, V, chi_square_p, generate, telling
 from tests.tiny_models import constant, noisy_copy, tiny

@@ -11,8 +11,8 @@ from transformers import GenerationConfig
 
 from hf_lossy_assist import JudgeHead, LossyValueError, enabled
 from hf_lossy_assist.acceptors import DropMatch, Judge, Lossless, TopK
-from hf_lossy_assist.call.config import LossyConfig
 from hf_lossy_assist.core.messages import Verification
+from hf_lossy_assist.generation.config import LossyConfig
 from hf_lossy_assist.heads import JudgeConfig, ModelIdentity, ThresholdRow
 from tests.tiny_models import ARCHITECTURES, noisy_copy, prompt, tiny
 

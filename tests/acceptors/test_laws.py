@@ -16,9 +16,9 @@ import pytest
 import torch
 
 from hf_lossy_assist.acceptors import REGISTRY, decide
-from hf_lossy_assist.call.config import LossyConfig
 from hf_lossy_assist.core.distributions import Randomness
 from hf_lossy_assist.core.messages import Verification
+from hf_lossy_assist.generation.config import LossyConfig
 from tests.acceptors.fixtures import ROWS_OF_TEXT, P, Q, Repeating, assert_leaves, chi_square_p, generate, law_of
 from tests.acceptors.table import PUBLISHED, ROWS, Law, Row, one_hot, row_id
 from tests.tiny_models import constant, noisy_copy, prompt, tiny

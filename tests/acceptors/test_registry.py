@@ -19,7 +19,7 @@ from docs.generator import tables
 from hf_lossy_assist import LossyValueError, enabled, last_stats
 from hf_lossy_assist import acceptors as package
 from hf_lossy_assist.acceptors import REGISTRY, Acceptor, Setting, check_choice, check_number, describe, settings_of
-from hf_lossy_assist.call.config import LossyConfig
+from hf_lossy_assist.generation.config import LossyConfig
 from tests.acceptors.fixtures import HEADS
 from tests.tiny_models import noisy_copy, prompt, tiny
 from tests.trial.drawing import settings_for

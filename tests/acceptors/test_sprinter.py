@@ -11,7 +11,7 @@ import torch
 
 from hf_lossy_assist import LossyError, pairs, theory
 from hf_lossy_assist.acceptors import Ears, Lossless, Sprinter
-from hf_lossy_assist.call.config import LossyConfig
+from hf_lossy_assist.generation.config import LossyConfig
 from tests.acceptors.fixtures import P, Q, Simulated, V, chi_square_p, telling
 from tests.acceptors.fixtures import verifier_head as head_for
 from tests.tiny_models import constant, noisy_copy, prompt, tiny

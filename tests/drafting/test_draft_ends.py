@@ -11,9 +11,6 @@ import pytest
 import torch
 
 from hf_lossy_assist import LossyUnsupportedError, LossyValueError, LossyVerification
-from hf_lossy_assist.call import config as call_config
-from hf_lossy_assist.call.config import LossyConfig
-from hf_lossy_assist.call.lossy_call import LossyCall
 from hf_lossy_assist.drafting import model
 from hf_lossy_assist.drafting.draft_ends import (
     LONGEST,
@@ -28,6 +25,9 @@ from hf_lossy_assist.drafting.draft_ends import (
 )
 from hf_lossy_assist.drafting.model import ModelDrafter
 from hf_lossy_assist.evaluation.modes import Models
+from hf_lossy_assist.generation import config as call_config
+from hf_lossy_assist.generation.config import LossyConfig
+from hf_lossy_assist.generation.lossy_call import LossyCall
 from hf_lossy_assist.heads import VerifierHead
 from tests.acceptors.fixtures import verifier_head
 from tests.parity import assert_lossless

@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from hf_lossy_assist.acceptors import REGISTRY, head_type
-from hf_lossy_assist.call.config import LossyConfig
 from hf_lossy_assist.errors import LossyUnsupportedError, LossyValueError
 from hf_lossy_assist.evaluation.modes import (
     TARGET_ALONE,
@@ -21,6 +20,7 @@ from hf_lossy_assist.evaluation.modes import (
     with_noise,
 )
 from hf_lossy_assist.evaluation.requests import PromptBatch, run_request
+from hf_lossy_assist.generation.config import LossyConfig
 from hf_lossy_assist.heads import JudgeConfig, JudgeHead, ModelIdentity
 from hf_lossy_assist.models.prepacked import prepack
 from tests.small_pair import verifier_for

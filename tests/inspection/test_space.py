@@ -11,8 +11,8 @@ import pytest
 
 from hf_lossy_assist import LossyValueError, pairs
 from hf_lossy_assist.acceptors import REGISTRY, settings_of
-from hf_lossy_assist.call.config import LossyConfig
 from hf_lossy_assist.evaluation.modes import TARGET_ALONE
+from hf_lossy_assist.generation.config import LossyConfig
 from tests.acceptors.fixtures import HEADS
 from tests.tiny_models import tiny
 

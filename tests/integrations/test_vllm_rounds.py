@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from hf_lossy_assist.acceptors import Acceptor, DroppedHeads, Judge, Lossless, Regret, TopK, Typical, decide
-from hf_lossy_assist.call.config import LossyConfig
 from hf_lossy_assist.core.limits import Limits
 from hf_lossy_assist.core.messages import Decision, Verification
 from hf_lossy_assist.core.shapes import Chain
+from hf_lossy_assist.generation.config import LossyConfig
 from hf_lossy_assist.heads import JudgeConfig, JudgeHead, ModelIdentity
 from hf_lossy_assist.integrations.vllm.randomness import KeyedRandomness, keys_of
 from hf_lossy_assist.integrations.vllm.rounds import (

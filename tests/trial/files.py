@@ -11,9 +11,9 @@ from pathlib import Path
 from random import Random
 
 from hf_lossy_assist import LossyError, tasks
-from hf_lossy_assist.call.certificate import Certificate
 from hf_lossy_assist.drafting.eagle3 import Eagle3
 from hf_lossy_assist.evaluation.answers import Answer, AnswerStore, load_answers
+from hf_lossy_assist.generation.certificate import Certificate
 from hf_lossy_assist.integrations.vllm.settings import Drafting, EngineSettings
 from hf_lossy_assist.training.annotations import read_annotations
 from tests.eagle3_heads import random_head, write_legacy

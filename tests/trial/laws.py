@@ -8,11 +8,11 @@ from random import Random
 import torch
 
 from hf_lossy_assist.acceptors import REGISTRY, Acceptor, AllOf, AnyOf, decide
-from hf_lossy_assist.call.config import LossyConfig
 from hf_lossy_assist.core.distributions import Randomness
 from hf_lossy_assist.core.limits import LosslessPositions
 from hf_lossy_assist.core.messages import Verification
 from hf_lossy_assist.core.shapes import Chain
+from hf_lossy_assist.generation.config import LossyConfig
 from tests.acceptors.fixtures import HEADS
 from tests.acceptors.table import ROWS, row_id
 from tests.tiny_models import constant

@@ -9,8 +9,8 @@ import pytest
 from vllm.exceptions import VLLMValidationError
 
 from hf_lossy_assist.acceptors import Typical
-from hf_lossy_assist.call.certificate import Certificate, TestedSetting
-from hf_lossy_assist.call.config import LossyConfig
+from hf_lossy_assist.generation.certificate import Certificate, TestedSetting
+from hf_lossy_assist.generation.config import LossyConfig
 from hf_lossy_assist.heads import ModelIdentity
 from tests.vllm.asking import asking, prompts_of, texts
 from tests.vllm.conftest import BY_MODEL, GAMMA, start

@@ -12,8 +12,8 @@ import numpy as np
 from rich.console import Console
 
 from ...acceptors.base import AUTO
-from ...call.spelling import Spelling
 from ...errors import LossyValueError, nearest
+from ...generation.spelling import Spelling
 from ...values import Rule, is_number
 from ..costs import Costs
 from ..modes import EVERYTHING, DecodingMode

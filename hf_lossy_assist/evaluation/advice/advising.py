@@ -19,12 +19,12 @@ from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel,
 
 from ...acceptors import Acceptor
 from ...acceptors.base import AUTO
-from ...call.config import LossyConfig
-from ...call.spelling import Spelling, split
 from ...compat import ending_tokens
 from ...drafting.draft_ends import DEFAULT_NUM_TOKENS, LONGEST
 from ...drafting.model import check_draft_model
 from ...errors import LossyUnsupportedError, LossyValueError, need
+from ...generation.config import LossyConfig
+from ...generation.spelling import Spelling, split
 from ...heads import Head, ModelIdentity
 from ...models.lm_head_hook import DROPOUTS, POSITIONS, choose_dropout
 from ...models.reading import read_text

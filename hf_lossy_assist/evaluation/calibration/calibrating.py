@@ -10,9 +10,9 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from ...call.certificate import Certificate, TestedSetting, head_sums
-from ...call.config import LossyConfig
 from ...errors import LossyValueError
+from ...generation.certificate import Certificate, TestedSetting, head_sums
+from ...generation.config import LossyConfig
 from ...values import Rule, is_number
 from ..answers import Answer, AnswerStore, by_mode, load_answers
 from ..evaluation import Evaluation

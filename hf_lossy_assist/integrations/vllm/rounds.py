@@ -18,11 +18,11 @@ from torch import Tensor
 
 from ...acceptors import DroppedHeads
 from ...acceptors.base import decide
-from ...call.config import LossyConfig
 from ...core.limits import BoundLimits
 from ...core.messages import Decision, Verification
 from ...core.shapes import Chain
 from ...errors import warn_once
+from ...generation.config import LossyConfig
 from .randomness import KeyedRandomness, keys_of, seed_of
 from .settings import EngineSettings
 

@@ -11,11 +11,11 @@ import torch
 
 from ...acceptors import REGISTRY, Acceptor, place_rule_head, settings_of
 from ...acceptors.base import AUTO
-from ...call.certificate import Certificate
-from ...call.checks import check_mode
-from ...call.config import FIELDS, LossyConfig, head_users
-from ...call.spelling import LONGEST, spelt
 from ...errors import LossyUnsupportedError, LossyValueError, brief, nearest
+from ...generation.certificate import Certificate
+from ...generation.checks import check_mode
+from ...generation.config import FIELDS, LossyConfig, head_users
+from ...generation.spelling import LONGEST, spelt
 from ...values import check_keys, from_json
 
 KEYS = (*(name.removeprefix("lossy_") for name in FIELDS), "certificate")

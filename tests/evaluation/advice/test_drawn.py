@@ -8,11 +8,11 @@ from scipy import stats
 from torch import Tensor
 
 from hf_lossy_assist.acceptors import REGISTRY, Acceptor, decide
-from hf_lossy_assist.call.config import LossyConfig
 from hf_lossy_assist.core.distributions import Randomness
 from hf_lossy_assist.core.messages import Verification
 from hf_lossy_assist.evaluation.advice.replay import Emitted, Given, emitted
 from hf_lossy_assist.evaluation.modes import usual_modes
+from hf_lossy_assist.generation.config import LossyConfig
 
 RULES = {
     mode.label: LossyConfig.from_fields(mode.rule, dict(mode.settings)).rule

@@ -21,13 +21,13 @@ from transformers import GenerationConfig
 
 from hf_lossy_assist import LossyUnsupportedError, LossyValueError, LossyVerification, enabled
 from hf_lossy_assist.calibration import Certificate, calibrate, calibrate_from
-from hf_lossy_assist.call import certificate as certificates
-from hf_lossy_assist.call.config import LossyConfig
 from hf_lossy_assist.cli.calibrate import outcome_table
 from hf_lossy_assist.evaluation.answers import Answer, AnswerStore
 from hf_lossy_assist.evaluation.evaluation import Evaluation
 from hf_lossy_assist.evaluation.modes import Models, parse_modes
 from hf_lossy_assist.evaluation.tables import as_text
+from hf_lossy_assist.generation import certificate as certificates
+from hf_lossy_assist.generation.config import LossyConfig
 from hf_lossy_assist.heads import JudgeHead, ModelIdentity
 from tests.acceptors.table import judge_head
 from tests.evaluation.calibration.parts import DRAFT, TARGET, Numbers, Words, evaluation, folder_of

@@ -15,10 +15,10 @@ from transformers import CompileConfig, DynamicCache, MambaConfig, MambaForCausa
 from transformers.utils import logging
 
 from hf_lossy_assist import LossyVerification
-from hf_lossy_assist.call.runner_choice import _obstacle_to_static
 from hf_lossy_assist.compat import CACHE
 from hf_lossy_assist.drafting.model import ModelDrafter
 from hf_lossy_assist.errors import LossyError
+from hf_lossy_assist.generation.runner_choice import _obstacle_to_static
 from hf_lossy_assist.models.static import forwards as programs
 from hf_lossy_assist.models.static.cache_slot import StaticCacheSlot, give_back, new_static_cache
 from hf_lossy_assist.models.static.forwards import Compiling, FixedForward, states_of, with_decoder_forward

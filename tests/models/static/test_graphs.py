@@ -13,9 +13,9 @@ import torch
 from transformers import CompileConfig
 
 from hf_lossy_assist import errors, last_stats
-from hf_lossy_assist.call.prepared import Prepared
-from hf_lossy_assist.call.runner_choice import _obstacle_to_recording
 from hf_lossy_assist.compat import CACHE
+from hf_lossy_assist.generation.prepared import Prepared
+from hf_lossy_assist.generation.runner_choice import _obstacle_to_recording
 from hf_lossy_assist.models.static.fixed_runner import _difference
 from hf_lossy_assist.models.static.graphs import RECORDERS, Graph
 from tests.acceptors.table import judge_head

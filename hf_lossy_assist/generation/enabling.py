@@ -15,12 +15,12 @@ from typing import Any
 from torch import nn
 from transformers import GenerationMixin, PreTrainedModel
 
-from . import compat
-from .call.config import FIELDS, LossyConfig
-from .call.drafter_choice import DRAFTERS, DRAFTING
-from .call.lossy_call import LossyCall
-from .core.statistics import CollectedStats, LossyStats
-from .errors import LossyUnsupportedError, LossyValueError, nearest, warn_once
+from .. import compat
+from ..core.statistics import CollectedStats, LossyStats
+from ..errors import LossyUnsupportedError, LossyValueError, nearest, warn_once
+from .config import FIELDS, LossyConfig
+from .drafter_choice import DRAFTERS, DRAFTING
+from .lossy_call import LossyCall
 
 _lock = threading.RLock()
 

@@ -19,9 +19,9 @@ from hf_lossy_assist import (
     disable,
     enable,
     enabled,
-    enabling,
     last_stats,
 )
+from hf_lossy_assist.generation import enabling
 from tests.interrupting import InterruptAt
 from tests.tiny_models import noisy_copy, prompt, tiny
 

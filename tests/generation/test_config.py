@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hf_lossy_assist.acceptors import REGISTRY, AllOf, AnyOf, DropMatch, Judge, Lossless, TopK, head_type, register
-from hf_lossy_assist.call.config import RUN_KEYS, LossyConfig
-from hf_lossy_assist.call.spelling import Spelling, spelt, split
 from hf_lossy_assist.errors import LossyValueError
+from hf_lossy_assist.generation.config import RUN_KEYS, LossyConfig
+from hf_lossy_assist.generation.spelling import Spelling, spelt, split
 from hf_lossy_assist.heads import JudgeHead
 from tests.acceptors.fixtures import HEADS as HEADS_FOR
 from tests.tiny_models import tiny

@@ -6,9 +6,9 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
-from .acceptors import REGISTRY
-from .enabling import enabled
-from .errors import LossyValueError
+from ..acceptors import REGISTRY
+from ..errors import LossyValueError
+from ..generation.enabling import enabled
 
 # transformers also passes its keywords for finding the repository, which no forward knows.
 _HUB_KEYWORDS = ("revision", "token", "cache_dir", "force_download", "local_files_only", "proxies", "repo_type")

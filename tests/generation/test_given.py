@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from transformers import GenerationConfig, MptConfig, MptForCausalLM
 
-from hf_lossy_assist.call.lossy_call import LossyCall
 from hf_lossy_assist.errors import LossyError
+from hf_lossy_assist.generation.lossy_call import LossyCall
 from tests.acceptors.fixtures import verifier_head
 from tests.tiny_models import LlamaForCausalLM, noisy_copy, prompt, tiny
 

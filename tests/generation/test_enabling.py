@@ -26,7 +26,8 @@ from transformers.generation.streamers import BaseStreamer
 
 import hf_lossy_assist
 from benchmarks.bundled_pair.recipe import build_tokenizer
-from hf_lossy_assist import GenerateLossyOutput, LossyUnsupportedError, disable, enable, enabled, enabling, last_stats
+from hf_lossy_assist import GenerateLossyOutput, LossyUnsupportedError, disable, enable, enabled, last_stats
+from hf_lossy_assist.generation import enabling
 from tests.tiny_models import VOCAB, noisy_copy, prompt, tiny
 
 KWARGS = {"max_new_tokens": 12, "eos_token_id": None, "do_sample": False}
