@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
 
 import torch
@@ -12,6 +13,7 @@ from hf_lossy_assist.compat import CACHE
 from hf_lossy_assist.core.texts import RowShift, Texts
 from hf_lossy_assist.models.runner import ModelRunner
 from tests.decoding.fixtures import PAD, longer, random_round, random_tokens, rectangle
+from tests.tiny_models import VOCAB
 
 TOLERANCE = {"atol": 1e-4, "rtol": 1e-4}
 
@@ -81,3 +83,12 @@ def follow_rows(
 
 def _tokens(text: list[int]) -> list[int]:
     return [token for token in text if token != PAD]
+
+
+def texts(seed: int, lengths: Sequence[int]) -> list[tuple[int, ...]]:
+    rng = random.Random(seed)
+    return [tuple(rng.randrange(3, VOCAB) for _ in range(n)) for n in lengths]
+
+
+def close(a: Tensor, b: Tensor) -> None:
+    torch.testing.assert_close(a, b, atol=2e-5, rtol=1e-4)

@@ -2,28 +2,12 @@
 
 from __future__ import annotations
 
-import random
-
 import pytest
-import torch
 
 from hf_lossy_assist import LossyUnsupportedError
 from hf_lossy_assist.models.reading import CachedText, check_readable, grouped, read, read_text, variant_states
-from tests.tiny_models import ARCHITECTURES, VOCAB, constant, tiny
-
-
-def alone(model, text) -> torch.Tensor:
-    with torch.no_grad():
-        return model(input_ids=torch.tensor([list(text)]), use_cache=False).logits[0]
-
-
-def texts(seed: int, lengths) -> list[tuple[int, ...]]:
-    rng = random.Random(seed)
-    return [tuple(rng.randrange(3, VOCAB) for _ in range(n)) for n in lengths]
-
-
-def close(a, b) -> None:
-    torch.testing.assert_close(a, b, atol=2e-5, rtol=1e-4)
+from tests.models.references import close, logits_of, texts
+from tests.tiny_models import ARCHITECTURES, constant, tiny
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
@@ -32,7 +16,7 @@ def test_texts_are_read_as_if_alone(architecture):
     batch = texts(0, (3, 17, 9))
     reading = read(model, batch, [(CachedText(), 0)] * 3)
     for text, logits, memory in zip(batch, reading.logits, reading.memories, strict=True):
-        close(logits[-len(text) :], alone(model, text))
+        close(logits[-len(text) :], logits_of(model, text))
         assert memory.tokens == text
         assert memory.layers[0][0].shape[1] == len(text)
 
@@ -44,7 +28,7 @@ def test_texts_are_read_as_if_alone(architecture):
     k = again.logits.shape[1]
     assert k == 6
     for text, logits in zip(changed, again.logits, strict=True):
-        close(logits[-min(k, len(text)) :], alone(model, text)[-k:])
+        close(logits[-min(k, len(text)) :], logits_of(model, text)[-k:])
 
 
 @pytest.mark.parametrize("known", [0, 5])

@@ -8,7 +8,7 @@ import pytest
 
 from hf_lossy_assist.models.reading import CachedText, read
 from hf_lossy_assist.training.row_batch import RowBatch
-from tests.models.test_reading import alone, close, texts
+from tests.models.references import close, logits_of, texts
 from tests.tiny_models import ARCHITECTURES, VOCAB, tiny
 
 
@@ -37,15 +37,15 @@ def test_rows_come_and_go(architecture):
         for row, i in enumerate(tokens):
             held[i] = (*held[i], tokens[i])
             if step % 8 == 0:
-                close(logits[row], alone(model, held[i])[-1])
-    close(rows.step({2: 5, 0: 6}, 2)[1], alone(model, (*held[0], 6))[-1])  # one text is forgotten
-    close(rows.step({0: 7}, 1)[0], alone(model, (*held[0], 6, 7))[-1])  # one row is enough
+                close(logits[row], logits_of(model, held[i])[-1])
+    close(rows.step({2: 5, 0: 6}, 2)[1], logits_of(model, (*held[0], 6))[-1])  # one text is forgotten
+    close(rows.step({0: 7}, 1)[0], logits_of(model, (*held[0], 6, 7))[-1])  # one row is enough
 
 
 def test_a_row_may_begin_with_nothing():
     model = tiny()
     rows = RowBatch(model, 2)
     rows.put(0, CachedText(), 0)
-    close(rows.step({0: 7}, 2)[0], alone(model, (7,))[-1])
+    close(rows.step({0: 7}, 2)[0], logits_of(model, (7,))[-1])
     rows.put(1, rows.remove(0, (7,)), 1)
-    close(rows.step({1: 9}, 2)[0], alone(model, (7, 9))[-1])
+    close(rows.step({1: 9}, 2)[0], logits_of(model, (7, 9))[-1])
