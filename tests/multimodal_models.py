@@ -11,10 +11,10 @@ from transformers import PreTrainedModel
 
 from tests.tiny_models import _COMMON, VOCAB, prompt
 
-IMAGE = VOCAB - 1
+IMAGE, VIDEO = VOCAB - 1, VOCAB - 2
 _VISION = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 4,
            "image_size": 8, "patch_size": 4}  # fmt: skip
-_TOKENS = {"image_token_id": IMAGE, "vision_start_token_id": 3, "vision_end_token_id": 4, "video_token_id": VOCAB - 2}
+_TOKENS = {"image_token_id": IMAGE, "vision_start_token_id": 3, "vision_end_token_id": 4, "video_token_id": VIDEO}
 _GATES = ("gate", "alpha")  # closed at first
 
 Asked = tuple[PreTrainedModel, dict[str, torch.Tensor]]
@@ -53,6 +53,25 @@ def gemma3(rows: int) -> Asked:
     return _asked(model, _ids(rows, 4), "token_type_ids", pixel_values=torch.randn(rows, 3, 8, 8))
 
 
+def paligemma(rows: int) -> Asked:
+    return _paligemma(rows, transformers.GemmaConfig(**_COMMON))
+
+
+def paligemma2(rows: int) -> Asked:
+    return _paligemma(rows, transformers.Gemma2Config(**_COMMON, sliding_window=8, query_pre_attn_scalar=8))
+
+
+def _paligemma(rows: int, text: transformers.PretrainedConfig) -> Asked:
+    config = transformers.PaliGemmaConfig(
+        vision_config=transformers.SiglipVisionConfig(**_VISION, projection_dim=32), text_config=text,
+        image_token_index=IMAGE, projection_dim=32, hidden_size=32, vocab_size=VOCAB,
+    )  # fmt: skip
+    ids, images = _ids(rows, 4), torch.randn(rows, 3, 8, 8)
+    prefix = torch.zeros_like(ids)  # whose tokens see each other
+    model = transformers.PaliGemmaForConditionalGeneration(config)
+    return _asked(model, ids, pixel_values=images, token_type_ids=prefix)
+
+
 def qwen2_vl(rows: int) -> Asked:
     config = transformers.Qwen2VLConfig(
         text_config=_COMMON | {"rope_parameters": {"rope_type": "default", "mrope_section": [1, 1, 2]}},
@@ -61,6 +80,17 @@ def qwen2_vl(rows: int) -> Asked:
         **_TOKENS,
     )  # fmt: skip
     return _patches(transformers.Qwen2VLForConditionalGeneration(config), rows, "mm_token_type_ids")
+
+
+def qwen2_vl_video(rows: int, frames: int = 4) -> Asked:
+    model, _ = qwen2_vl(rows)
+    ids = _ids(rows, frames * 4)
+    ids[ids == IMAGE] = VIDEO
+    return model, {
+        "input_ids": ids, "attention_mask": torch.ones_like(ids), "mm_token_type_ids": (ids == VIDEO).long() * 2,
+        "pixel_values_videos": torch.randn(rows * frames * 16, 96),
+        "video_grid_thw": torch.tensor([[frames, 4, 4]] * rows),
+    }  # fmt: skip
 
 
 def qwen3_5(rows: int) -> Asked:
@@ -157,8 +187,11 @@ def kyutai(rows: int) -> Asked:
         audio_pad_token_id=VOCAB + 2, head_dim=8, bos_token_id=1, pad_token_id=0, initializer_range=0.2,
         codec_config=codec,
     )  # fmt: skip
-    sound = torch.randn(rows, 1, 480)
-    return transformers.KyutaiSpeechToTextForConditionalGeneration(config), {"input_values": sound}
+    model = transformers.KyutaiSpeechToTextForConditionalGeneration(config)
+    for name, code in model.codec_model.named_buffers():
+        if name.endswith("embed_sum"):  # zeros at first, so that all sounds would be one
+            code.normal_()
+    return model, {"input_values": torch.randn(rows, 1, 480)}
 
 
 def udop(rows: int) -> Asked:
@@ -183,7 +216,8 @@ def _opened(model: PreTrainedModel) -> PreTrainedModel:
 MODELS: dict[str, Callable[[int], Asked]] = {
     kind.__name__: kind
     for kind in (
-        llava, gemma3, qwen2_vl, qwen3_5, lfm2_vl, qwen2_audio, mllama, idefics, kosmos2, kyutai, udop,
+        llava, gemma3, paligemma, paligemma2, qwen2_vl, qwen2_vl_video, qwen3_5, lfm2_vl, qwen2_audio, mllama, idefics,
+        kosmos2, kyutai, udop,
     )
 }  # fmt: skip
 """From a model's name to what makes it, with the inputs of so many rows."""

@@ -93,6 +93,7 @@ from .multimodal import (
     other_inputs,
     placeholders,
     prepared_inputs,
+    reads_by_column,
     row_of_encoded,
 )
 from .positions import (

@@ -106,6 +106,11 @@ def row_of_encoded(model: PreTrainedModel, encoded: Mapping[str, Any], ids: Tens
     return own
 
 
+def reads_by_column(inputs: Mapping[str, Any]) -> bool:
+    """Tell whether a model reads a piece of a sound with every token, which one the token's column says."""
+    return "current_window" in inputs
+
+
 def obstacle_to_rows(model: PreTrainedModel, inputs: Mapping[str, Any], ids: Tensor) -> str | None:
     """Say which input can't be split into the rows of ``ids`` ``(B, L)``; None where all can be.
 

@@ -6,10 +6,11 @@ import inspect
 import sys
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
+from transformers import GenerationMixin, PreTrainedModel
 
-from .models import forward_accepts
+from .models import device_of, forward_accepts
 
 
 @dataclass(frozen=True)
@@ -70,11 +71,14 @@ def _switches(model: PreTrainedModel) -> list[FrequencySwitch]:
 def counts_by_column(model: PreTrainedModel) -> bool:
     """Tell whether a model's positions are the columns of its cache, so that rows that move would get others.
 
-    Such a model takes no positions. ALiBi needs none: it adds distances to the attention weights of each forward.
+    Such a model takes no positions, or drops those that it is given, as the language model inside Kosmos-2 does. ALiBi
+    needs none: it adds distances to the attention weights of each forward.
     """
-    if forward_accepts(model, "position_ids"):
-        return False
     decoder = model.get_decoder() or model
+    if forward_accepts(model, "position_ids"):
+        asked = decoder if isinstance(decoder, GenerationMixin) else model
+        one = torch.ones(1, 1, dtype=torch.long, device=device_of(asked))
+        return "position_ids" not in asked.prepare_inputs_for_generation(one, attention_mask=one, position_ids=one)
     return "alibi" not in inspect.unwrap(type(decoder).forward).__code__.co_varnames
 
 

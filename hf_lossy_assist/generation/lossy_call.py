@@ -178,7 +178,11 @@ class LossyCall:
         if call.batch > 1:
             self.choice.check_batch(call.batch)
             check_own_cache(self.config.rule.name, call)
-            apart = self.choice.row_by_row or compat.quantises(compat.cache_of(call.inputs))
+            apart = (
+                self.choice.row_by_row
+                or compat.quantises(compat.cache_of(call.inputs))
+                or compat.reads_by_column(call.inputs)
+            )
         if apart:
             check_row_by_row(self.config.rule.name, call)
         if len(processors) < len(logits_processor):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -89,7 +90,9 @@ class Prepared:
             return type(value)(**{key: self._of_row(key, part, row) for key, part in value.items()})
         if isinstance(value, tuple):  # layers
             return tuple(self._of_row(name, part, row) for part in value)
-        if not isinstance(value, Tensor) or value.dim() == 0:
+        if not isinstance(value, Tensor):
+            return copy.deepcopy(value)  # some collect what is read of a sound
+        if value.dim() == 0:
             return value
         batched = value.dim() - 2 if name == "position_ids" else 0
         return value.narrow(batched, row, 1) if value.shape[batched] == self.batch else value
