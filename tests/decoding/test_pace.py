@@ -113,6 +113,18 @@ def test_a_call_that_was_slower_says_so_once(world: Callable[..., World]):
     assert len(world(useless=True).warned()) == 1, "and another target once more"
 
 
+def test_a_draft_of_which_nothing_is_kept_may_have_another_tokenizer(world: Callable[..., World]):
+    """Its tokens then have other numbers; a draft that is kept now and then has the target's."""
+    w = world()
+    w.draft.lm_head.weight = torch.nn.Parameter(w.target.lm_head.weight.detach().roll(1, 0), requires_grad=False)
+    w.draft.model.load_state_dict(w.target.model.state_dict())
+    with pytest.warns(UserWarning, match="whether the draft has the target's tokenizer"):
+        stats = w.call().lossy_stats
+    assert stats.drafted > 0 == stats.accepted
+    (said,) = world(useless=True).warned()
+    assert "tokenizer" not in said
+
+
 @pytest.mark.parametrize(
     ("draft", "options"),
     {
