@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from random import Random
+
 import pytest
 import torch
 from transformers import BertConfig, BertModel
@@ -15,6 +17,7 @@ from tests.parity import TIE, assert_same_rows
 from tests.tiny_models import VOCAB, noisy_copy, padded, prompt, tiny
 from tests.trial.drawing import counted
 from tests.trial.families import ATTENDING, family
+from tests.trial.readers import inputs_of, reader
 
 # transformers 5.14 calls its own deprecated argument.
 pytestmark = pytest.mark.filterwarnings("ignore:`hidden_state` is deprecated:FutureWarning")
@@ -321,3 +324,21 @@ def test_an_adapter_for_each_row(drafter: str):
     assert_same_rows(ours.sequences, plain, 1e-6)
     assert names == ["one", "two", "__base__", "one"]
     assert not any(x._forward_pre_hooks for x in unwrap(model).modules()), "a hook was left"
+
+
+@pytest.mark.parametrize(("target", "draft"), [("paligemma2", "lfm2_vl"), ("lfm2_vl", "paligemma2"), ("t5", "whisper")])
+def test_a_draft_that_reads_other_images_or_sounds_is_refused(target: str, draft: str):
+    inputs = inputs_of(Random(0), target, 1)
+    with (
+        counted(reader(target)[0]) as forwards,
+        pytest.raises(LossyUnsupportedError, match="can't read what the target reads"),
+    ):
+        reader(target)[0].generate(**inputs, assistant_model=reader(draft)[0], lossy_mode="lossless", max_new_tokens=4)
+    assert not forwards
+
+
+def test_a_draft_whose_generate_runs_a_model_inside_reads_text_alone():
+    target, _ = asked("kosmos2")
+    plain, ours = both(target, {"input_ids": prompt()}, assistant_model=noisy_copy(target, 0.01))
+    assert_same_rows(ours.sequences, plain)
+    assert ours.lossy_stats.accepted > 0

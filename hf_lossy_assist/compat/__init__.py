@@ -87,12 +87,14 @@ from .models import (
 from .multimodal import (
     ENCODED,
     PreparedInputs,
+    generates_inside,
     obstacle_in_cross_attention,
     obstacle_to_rows,
     obstacle_to_states,
     other_inputs,
     placeholders,
     prepared_inputs,
+    reading,
     reads_by_column,
     row_of_encoded,
 )

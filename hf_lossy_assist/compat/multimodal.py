@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import GenerationConfig, PretrainedConfig, PreTrainedModel
+from transformers import GenerationConfig, GenerationMixin, PretrainedConfig, PreTrainedModel
 from transformers.generation import utils as _utils
 
+from ..errors import LossyError, LossyUnsupportedError
 from .caches import CACHE_NAMES
 from .inputs import TEXT_INPUTS, WHOLE_OUTPUTS
 from .models import attention_of, device_of, generation_accepts, unwrap
@@ -39,6 +41,27 @@ def other_inputs(model: PreTrainedModel, given: Mapping[str, Any]) -> dict[str, 
         and not name.startswith("decoder_")
         and generation_accepts(inner, name)
     }
+
+
+def generates_inside(model: PreTrainedModel) -> bool:
+    """Tell whether a model's ``generate()`` is its own, so that another model inside may be the one that reads text."""
+    return type(unwrap(model)).generate is not GenerationMixin.generate
+
+
+@contextmanager
+def reading(model: PreTrainedModel) -> Iterator[None]:
+    """Turn errors inside the block, where a draft model reads for the first time, into one that names it."""
+    try:
+        yield
+    except LossyError:
+        raise
+    except (TypeError, ValueError, IndexError, AttributeError, RuntimeError) as error:
+        if isinstance(error, torch.OutOfMemoryError):
+            raise
+        raise LossyUnsupportedError(
+            f"`assistant_model` {type(model).__name__} can't read what the target reads ({error}); pass a draft whose "
+            "images, sounds and texts are prepared as the target's, or one that reads text alone"
+        ) from error
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,7 +94,8 @@ def prepared_inputs(
         max_new_tokens=1, num_return_sequences=copies, do_sample=copies > 1, cache_implementation="dynamic",
         pad_token_id=inner.generation_config.pad_token_id or 0,
     )  # fmt: skip
-    inner.generate(**text, **others, generation_config=config, custom_generate=keep)
+    with reading(model):
+        inner.generate(**text, **others, generation_config=config, custom_generate=keep)
     inner, prepared = found[0]
     for name in (*CACHE_NAMES, "logits_processor", "stopping_criteria", "generation_config"):
         prepared.pop(name, None)

@@ -20,6 +20,7 @@ from ..compat import (
     generation_accepts,
     obstacle_to_rollback,
     other_inputs,
+    reading,
 )
 from ..errors import LossyUnsupportedError, LossyValueError
 from ..models.runner import DynamicCacheRunner, ModelRunner
@@ -73,7 +74,8 @@ class EncoderDecoderDrafter(ModelDrafter):
             self._encoded = other_inputs(model, inputs)  # with whatever its encoder reads beside the main input
             if mask is not None:
                 self._encoded["attention_mask"] = mask.to(device)
-            self._encoded["encoder_outputs"] = encode(model, encoder_input, self._encoded)
+            with reading(model):
+                self._encoded["encoder_outputs"] = encode(model, encoder_input, self._encoded)
         super().__init__(model, draft_length, **settings)
 
     def _default_runner(self) -> ModelRunner:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -26,6 +26,7 @@ from ..compat import (
     new_cache,
     obstacle_in_adapter,
     obstacle_to_rollback,
+    reading,
 )
 from ..core.distributions import Randomness
 from ..core.messages import Commit, Draft, DraftCost
@@ -39,6 +40,8 @@ from ..models.runner import DynamicCacheRunner, ModelRunner
 from . import Drafter
 from .draft_ends import DraftLength, DraftStop
 from .vocabulary import NEVER, Vocabulary, check_vocabularies
+
+_WITHOUT = nullcontext()
 
 
 def check_draft_model(target: PreTrainedModel, draft: PreTrainedModel) -> None:
@@ -261,11 +264,9 @@ class ModelDrafter(Drafter, CandidateGenerator):
         """
         if self.vocabulary is not None:
             tokens = self.vocabulary.context(tokens)
-        if self._hook is None:
+        first = self.calls == 0 and self._inputs is not None
+        with reading(self.model) if first else _WITHOUT, _WITHOUT if self._hook is None else self._hook.over(0):
             outputs = self.runner.read(tokens.to(self.device))
-        else:
-            with self._hook.over(0):
-                outputs = self.runner.read(tokens.to(self.device))
         self.calls += 1
         self.tokens += self.runner.sent
         logits = outputs.logits if outputs.logits.shape[1] == 1 else outputs.logits[:, -1:]

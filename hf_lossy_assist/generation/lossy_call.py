@@ -229,7 +229,10 @@ class LossyCall:
     def _draft_inputs(self, call: Prepared) -> compat.PreparedInputs | None:
         """Return the inputs of a draft model that reads more than text, as stock assisted generation hands them on."""
         draft = self.choice.assistant_model
-        if not self.choice.drafts_with_model or not (others := compat.other_inputs(draft, self.keywords)):
+        if not self.choice.drafts_with_model:
+            return None
+        others = compat.other_inputs(draft, self.keywords)
+        if not others and not compat.generates_inside(draft):
             return None
         copies = call.config.num_return_sequences or 1
         return compat.prepared_inputs(draft, call.ids, mask_of(call.ids, call.inputs), others, copies)

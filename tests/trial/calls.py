@@ -11,14 +11,15 @@ from typing import Any
 import torch
 from transformers import DynamicCache, LogitsProcessor, PreTrainedModel, StoppingCriteria, StoppingCriteriaList
 
-from hf_lossy_assist import LossyError, enabled
-from hf_lossy_assist.compat import CACHE, forward_accepts, obstacle_to_rollback, supports_static_cache
+from hf_lossy_assist import LossyError, enabled, last_stats
+from hf_lossy_assist.compat import CACHE, forward_accepts, obstacle_to_rollback, supports_static_cache, unwrap
 from tests.golden.cases import RULES
 from tests.parity import assert_same_rows
 from tests.tiny_models import LENGTHS, VOCAB, padded, prompt
 
 from .drawing import GENERATION, RUN_SETTINGS, attempt, fields_of, random_rules, some
 from .families import ATTENDING, RECURRENT, family
+from .readers import READERS, SEEING, decoder_of_whisper, inputs_of, reader
 
 ENDS = (None, None, 2, [5, 17, 23, 40], list(range(3, 24)))
 CACHES = ("", "", "", "", "dynamic", "dynamic", "static", "static", "own", "own", "continued", "quantized", "ahead")
@@ -108,12 +109,16 @@ class Call:
     def draw(cls, seed: int, number: int) -> Call:
         r = Random(f"{seed} {number}")
         name = _name(r)
-        target, draft = family(name)
-        drafting, drafts = _drafting(r, target, draft)
+        target, draft = _pair(name)
+        drafting, drafts = _drafting(r, name, target, draft)
         rows, do_sample = r.choice([1, 1, 1, 2, 3, 4]), r.random() < 0.25
-        prompts = {"input_ids": prompt(r.randint(1, 12), r.randrange(9))} if rows == 1 else padded(LENGTHS[:rows])
-        if r.random() < 0.1:
-            prompts["input_ids"] = prompts["input_ids"].int()
+        reads = name in READERS and (name not in SEEING or r.random() < 0.7)
+        if reads:
+            prompts = inputs_of(r, name, rows)
+        else:
+            prompts = {"input_ids": prompt(r.randint(1, 12), r.randrange(9))} if rows == 1 else padded(LENGTHS[:rows])
+            if r.random() < 0.1:
+                prompts["input_ids"] = prompts["input_ids"].int()
         kwargs = {"max_new_tokens": r.randint(1, 24), "do_sample": do_sample, "eos_token_id": r.choice(ENDS)}
         kwargs |= some(r, GENERATION, r.choice([0, 0, 3])) | _callables(r, do_sample)
         if do_sample and r.random() < 0.3:
@@ -122,12 +127,13 @@ class Call:
         rule, own = r.choice([("lossless", {}), ("lossless", {}), r.choice(sorted(RULES.items()))[1], random_rules(r)])
         settings = {**own, "seed": r.randrange(99), **some(r, RUN_SETTINGS, r.choice([0, 0, 0, 2]))}
         drafter = ", ".join(f"{key}={getattr(value, 'name_or_path', value)}" for key, value in drafting.items())
-        cache = r.choice(CACHES[: None if rows == 1 else 9])
-        if cache == "static" and not supports_static_cache(target):
+        cache = r.choice(CACHES[: 9 if rows > 1 or reads else None])
+        if cache == "static" and not supports_static_cache(unwrap(target)):
             cache = ""  # plain generate() itself reads the empty slots
-        prompts |= _aligned(r, target, prompts["input_ids"], prompts.get("attention_mask"))
+        if name not in READERS:
+            prompts |= _aligned(r, target, prompts["input_ids"], prompts.get("attention_mask"))
         if "assistant_model" in drafting and r.random() < 0.1:
-            settings["tree"] = {"depth": r.randint(1, 4), "top_k": r.randint(2, 3), "nodes": r.choice(["auto", 6])}
+            settings["tree"] = {"depth": r.randint(1, 4), "top_k": r.randint(1, 3), "nodes": r.choice(["auto", 6])}
         return cls(
             f"{seed}.{number} {name}", target, drafts, drafting, drafter, rule, settings, cache, kwargs,
             prompts,
@@ -159,10 +165,10 @@ class Call:
         """Return what came of the call; raise where it should have been another thing."""
         models = [*self.drafts, self.target]
         for model in models:
-            obstacle_to_rollback(model, True)  # which asks a model once, by forwards that are no call's
+            obstacle_to_rollback(unwrap(model), True)  # which asks a model once, by forwards that are no call's
         kept = [x for name in ("logits_processor", "stopping_criteria") for x in self.kwargs.get(name, ())]
         kept = [x for x in kept if isinstance(x, Kept)]
-        lossy = fields_of(self.rule, self.settings, self.target, self.drafts[-1])
+        lossy = fields_of(self.rule, self.settings, unwrap(self.target), unwrap(self.drafts[-1]))
         with enabled():
             plain = attempt(lambda: self.run(output_logits=True, output_scores=True), self.target)
             for one in kept:
@@ -175,6 +181,7 @@ class Call:
             # What a first call has returned can be refused by a second one, and so can a cache that was filled for it.
             # A target that drafts for itself counts twice.
             own = {"continued": ours.forwards, "ahead": models.count(self.target)}.get(self.cache, 0)
+            own += "can't read what the target reads" in str(ours.error)  # a forward of the draft tells
             assert ours.forwards <= own, f"refused after {ours.forwards} forwards"
             return "refused by name"
         if plain.error is not None:
@@ -185,7 +192,8 @@ class Call:
         return self._compare(plain.value, ours.value)
 
     def _compare(self, plain: Any, ours: Any) -> str:
-        stats, continued = ours.lossy_stats, self.cache == "continued"
+        # Whisper puts outputs together anew.
+        stats, continued = ours.lossy_stats or last_stats(self.target), self.cache == "continued"
         start = plain.sequences.shape[1] - len(plain.scores)
         assert ours.sequences[:, :start].equal(plain.sequences[:, :start]) or continued
         assert ((ours.sequences >= 0) & (ours.sequences < VOCAB)).all()
@@ -201,8 +209,8 @@ class Call:
         if stats.lossless and not self.kwargs["do_sample"]:
             assert_same_rows(ours.sequences, SimpleNamespace(sequences=plain.sequences, logits=plain.scores), TIE)
             if ours.sequences.equal(plain.sequences) and not continued:
-                for name in ("scores", "logits", "hidden_states"):
-                    _assert_same_output(getattr(ours, name), getattr(plain, name), len(ours.sequences) == 1)
+                for name in ("scores", "logits", "hidden_states", "decoder_hidden_states"):
+                    _assert_same_output(ours.get(name), plain.get(name), len(ours.sequences) == 1)
             return "equal to plain"
         return "keeps its promises"
 
@@ -250,7 +258,11 @@ def hooks_left_on(model: PreTrainedModel) -> list[Any]:
 
 
 def _name(r: Random) -> str:
-    return r.choice(RECURRENT if r.random() < 0.15 else ATTENDING)
+    return r.choice(r.choices([ATTENDING, RECURRENT, READERS], [60, 15, 25])[0])
+
+
+def _pair(name: str) -> tuple[PreTrainedModel, PreTrainedModel]:
+    return reader(name) if name in READERS else family(name)
 
 
 def _callables(r: Random, do_sample: bool) -> dict[str, Any]:
@@ -264,15 +276,15 @@ def _callables(r: Random, do_sample: bool) -> dict[str, Any]:
 
 
 def _drafting(
-    r: Random, target: PreTrainedModel, draft: PreTrainedModel
+    r: Random, name: str, target: PreTrainedModel, draft: PreTrainedModel
 ) -> tuple[dict[str, Any], tuple[PreTrainedModel, ...]]:
     """Choose what drafts, and how much of it."""
     options: dict[str, Any] = {"num_assistant_tokens": r.choice([1, 2, 5, 20, "auto"])}
-    kind = r.choice(["draft", "draft", "draft", "other", "early exit", "lookup"])
+    kind = r.choice(["draft", "draft", "draft", "other", "lookup", "early exit"][: 5 if name in READERS else None])
     if kind == "early exit":
         layers = r.randrange(1, target.config.num_hidden_layers)
         return options | {"assistant_early_exit": layers}, (target,)
     if kind == "lookup":
         return {"prompt_lookup_num_tokens": r.randint(1, 5)}, (target,)
-    other = draft if kind == "draft" else family(_name(r))[1]
+    other = draft if kind == "draft" else decoder_of_whisper() if name == "whisper" else _pair(_name(r))[1]
     return options | {"assistant_model": other}, (other,)
