@@ -16,7 +16,8 @@ import torch
 from transformers import GenerationMixin
 
 import hf_lossy_assist
-from hf_lossy_assist import LossyVerification, compat, enabled, enabling
+from hf_lossy_assist import LossyVerification, compat, enabled
+from hf_lossy_assist.generation import enabling
 from tests.golden.cases import RULES
 from tests.tiny_models import noisy_copy, prompt, tiny
 
