@@ -326,7 +326,9 @@ def test_an_adapter_for_each_row(drafter: str):
     assert not any(x._forward_pre_hooks for x in unwrap(model).modules()), "a hook was left"
 
 
-@pytest.mark.parametrize(("target", "draft"), [("paligemma2", "lfm2_vl"), ("lfm2_vl", "paligemma2"), ("t5", "whisper")])
+@pytest.mark.parametrize(
+    ("target", "draft"), [("paligemma2", "lfm2_vl"), ("lfm2_vl", "paligemma2"), ("t5", "whisper"), ("llava", "idefics")]
+)
 def test_a_draft_that_reads_other_images_or_sounds_is_refused(target: str, draft: str):
     inputs = inputs_of(Random(0), target, 1)
     with (

@@ -198,7 +198,13 @@ def rollback(cache: Cache, tokens: int) -> None:
     if isinstance(cache, QuantizedCache):
         _forget(cache, tokens)
     elif tokens > 0 or (_SLIDING_LAYERS_ROLL_BACK and cache.get_seq_length() > 0):
-        getattr(cache, "self_attention_cache", cache).crop(-tokens)
+        own = getattr(cache, "self_attention_cache", cache)
+        if _SLIDING_LAYERS_ROLL_BACK:
+            own.crop(-tokens)
+            return
+        for layer in own.layers:  # this version makes as many as the encoder has, and can't crop empty ones
+            if layer.get_seq_length():
+                layer.crop(-tokens)
 
 
 def obstacle_in_cache(model: PreTrainedModel, cache: Any) -> str | None:

@@ -264,8 +264,8 @@ class ModelDrafter(Drafter, CandidateGenerator):
         """
         if self.vocabulary is not None:
             tokens = self.vocabulary.context(tokens)
-        first = self.calls == 0 and self._inputs is not None
-        with reading(self.model) if first else _WITHOUT, _WITHOUT if self._hook is None else self._hook.over(0):
+        unsure = _WITHOUT if self.calls else reading(self.model)  # it may need an image, or another kind of image
+        with unsure, _WITHOUT if self._hook is None else self._hook.over(0):
             outputs = self.runner.read(tokens.to(self.device))
         self.calls += 1
         self.tokens += self.runner.sent

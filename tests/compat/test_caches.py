@@ -5,11 +5,12 @@ from __future__ import annotations
 import warnings
 
 import pytest
+import torch
 from transformers import CONFIG_MAPPING, DynamicCache, EncoderDecoderCache, StaticCache
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 import hf_lossy_assist
-from hf_lossy_assist.compat import attention_windows, caches, new_cache, text_cache
+from hf_lossy_assist.compat import attention_windows, caches, new_cache, rollback, text_cache
 from tests.encoder_decoders import made
 from tests.tiny_models import tiny
 from tests.trial.families import family
@@ -61,3 +62,12 @@ def test_enabling_names_a_version_whose_windows_outgrow_their_masks(architecture
     caches._windows_outgrow_masks.cache_clear()
     said = [str(each.message) for each in caught if "sliding window" in str(each.message)]
     assert len(said) == (bad and architecture == "mistral")
+
+
+def test_layers_that_hold_nothing_stay_empty_where_others_are_rolled_back():
+    """A decoder may have fewer layers than its configuration says of the encoder."""
+    cache = DynamicCache(config=tiny("llama").config)
+    assert len(cache.layers) == 2
+    cache.update(torch.ones(1, 2, 5, 8), torch.ones(1, 2, 5, 8), 0)
+    rollback(cache, 3)
+    assert [layer.get_seq_length() for layer in cache.layers] == [2, 0]
