@@ -17,7 +17,7 @@ from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
 from benchmarks import PairName, command, numbers
-from hf_lossy_assist import frequent_tokens, prepack, quantize_draft, trim_draft_vocabulary
+from hf_lossy_assist import frequent_tokens, prepack, quantize_draft, tasks, trim_draft_vocabulary
 from hf_lossy_assist.cli.console import limit_threads, progress
 from hf_lossy_assist.cli.models import LoadedModels, ModelOptions
 from hf_lossy_assist.cli.options import Threads
@@ -33,7 +33,7 @@ COLUMNS = {
 
 
 def main(
-    prompt_file: Annotated[Path, typer.Option(help="One prompt a line: the target answers them.")],
+    data: Annotated[str, typer.Option(help="One prompt a line: the target answers them.")],
     corpus: Annotated[
         Path, typer.Option(help="JSON lines with a `text` each, not the prompts: gives the frequencies of tokens.")
     ],
@@ -45,7 +45,8 @@ def main(
     """Read the target's own greedy answers with every draft; print its time for a token, and how well it agrees."""
     limit_threads(threads)
     screen, sizes = Console(soft_wrap=True), numbers("--counts", counts, int)
-    loaded = ModelOptions(pair, dtype="bfloat16").load().asked("--prompt-file", prompt_file)
+    prompts = tasks.load("prompts", data, split="test")
+    loaded = ModelOptions(pair, dtype="bfloat16").load(prompts)
     drafts = make_drafts(loaded, corpus, sizes)
     answers = list(answers_of(loaded, max_new_tokens))
     with progress(screen) as bar:
@@ -79,7 +80,7 @@ def make_drafts(loaded: LoadedModels, corpus: Path, sizes: list[int]) -> dict[st
 @torch.inference_mode()
 def answers_of(loaded: LoadedModels, length: int) -> Iterator[tuple[Tensor, int]]:
     """Return the target's greedy answers ``(1, L)`` after their prompts, and how long these are."""
-    prompts = loaded.encode(loaded.examples(10**6))
+    prompts = loaded.encode(loaded.task.examples("test", 10**6))
     pad = loaded.tokenizer.pad_token_id
     for start in range(0, len(prompts), BATCH):
         some = prompts[start : start + BATCH]

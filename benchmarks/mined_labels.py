@@ -17,14 +17,13 @@ from typing import Annotated, Any
 import typer
 
 from hf_lossy_assist.cli.console import CleanCommand
-from hf_lossy_assist.cli.mine import LOADING, SETTINGS
-from hf_lossy_assist.cli.models import ModelOptions
+from hf_lossy_assist.cli.mine import SETTINGS
 from hf_lossy_assist.cli.options import Assistant, Dtype, PairName, Settings, Target, TaskData, read_set
+from hf_lossy_assist.cli.setup import Setup
 from hf_lossy_assist.errors import LossyValueError
 from hf_lossy_assist.evaluation.records import provenance
 from hf_lossy_assist.store.folder import append_lines
 from hf_lossy_assist.tasks import Task
-from hf_lossy_assist.tasks import load as load_task
 from hf_lossy_assist.training.label_folder import Mined, Search, UnfinishedSearches, load_mined, record_of, search_of
 from hf_lossy_assist.training.labelling import Labelling, mine
 from hf_lossy_assist.training.labels import JudgeLabels, Miner, judge_miner
@@ -141,14 +140,12 @@ def restore(
     The number of prompts is that of the file.
     """
     given, known = read_set(settings, SETTINGS), read(file)
-    options = ModelOptions(pair, model, assistant, dtype, **{key: given[key] for key in LOADING if key in given})
-    options.check()
-    for_task = {key.removeprefix("task."): value for key, value in given.items() if key.startswith("task.")}
-    loaded = options.load_for_task(load_task(task, data, **for_task))
+    setup = Setup.of(pair, model, assistant, dtype, None, given, task=task, data=data, split=given.get("split"))
+    loaded = setup.load()
     labelling = Labelling(
         loaded.task, loaded.tokenizer, loaded.target, loaded.draft, RestoredLabels(known=known),
-        limit=max(known.searches, default=0) + 1, split=given.get("split"), max_new_tokens=max_new_tokens,
-        settings={"data": data, "task_settings": for_task},
+        limit=max(known.searches, default=0) + 1, split=setup.split, max_new_tokens=max_new_tokens,
+        settings={"data": data, "task_settings": setup.task_settings},
     )  # fmt: skip
     mine(labelling, out, provenance=provenance(loaded.draft.device))
 

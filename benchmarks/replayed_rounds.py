@@ -67,7 +67,7 @@ def cells(
     done: Mapping[tuple[bool, str, int], Any], bar: Any,
 ) -> Iterator[dict[str, Any]]:  # fmt: skip
     """Yield the cells that are missing: rounds and kept tokens by prompt, of the replay and of the loop."""
-    prompts, limit = loaded.encode(loaded.examples(count)), loaded.length
+    prompts, limit = loaded.encode(loaded.task.examples("test", count)), loaded.task.max_new_tokens
     names = [mode.label for mode in usual_modes({}, 5, temperature) if mode.label != "dropmatch"]
     spelt = modes or ",".join([*names, MORE])
     advising = Advising(

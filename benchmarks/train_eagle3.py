@@ -248,8 +248,8 @@ ROWS = {
     "`judge`, chain": "judge@5",
     "`judge`, tree": f"judge:{TREE}",
 }
-COMMAND = f"""lossy-assist evaluate --pair arithmetic --assistant eagle3 --threads 1 --batch-size 50 --limit 100 \\
-    --modes {",".join(ROWS.values())} --out kept"""
+COMMAND = f"""lossy-assist evaluate --pair arithmetic --assistant eagle3 --batch-size 50 --limit 100 \\
+    --modes {",".join(ROWS.values())} --set threads=1 --out kept"""
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 

@@ -159,7 +159,7 @@ DEMO = """
 import runpy
 from pathlib import Path
 
-sys.argv = [str(Path(sys.executable).with_name("lossy-assist")), "demo", "--problems", "1"]
+sys.argv = [str(Path(sys.executable).with_name("lossy-assist")), "demo", "--limit", "1"]
 runpy.run_path(sys.argv[0], run_name="__main__")
 """
 

@@ -35,7 +35,7 @@ def test_every_draft_has_its_row(tmp_path):
     prompts, corpus = tmp_path / "prompts.txt", tmp_path / "corpus.jsonl"
     prompts.write_text("Question: Tom has 3 apples and buys 4. How many has he? Answer:\nQuestion: 2 + 2? Answer:\n")
     corpus.write_text(json.dumps({"text": "Tom has 3 apples."}) + "\n")
-    arguments = ("--pair", "arithmetic", "--prompt-file", prompts, "--corpus", corpus, "--counts", "16,64")
+    arguments = ("--pair", "arithmetic", "--data", prompts, "--corpus", corpus, "--counts", "16,64")
     output = run(app, *arguments, "--max-new-tokens", "6").output
     for label in ("as loaded", "int8", "int4", "int8, 16 tokens", "int8, 64 tokens"):
         assert label in output

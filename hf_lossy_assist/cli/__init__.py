@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from importlib import import_module
+from inspect import signature
 from typing import Annotated, Any
 
 import typer
@@ -11,7 +12,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from ..errors import need, printable
 from ..version import __version__
-from .console import CleanCommand, CleanGroup, flattened
+from .console import CleanCommand, CleanGroup
 
 COMMANDS = {
     "demo": ("demo:demo", "Compare modes on questions, with the bundled pair", None),
@@ -53,8 +54,8 @@ class LazyCommand(TyperCommand):
         if not isinstance(found, typer.Typer):
             from .options import RULES
 
-            function, found = flattened(found), typer.Typer(add_completion=False, rich_markup_mode=None)
-            modes = {"mode", "modes"} & function.__signature__.parameters.keys()
+            function, found = found, typer.Typer(add_completion=False, rich_markup_mode=None)
+            modes = {"mode", "modes"} & signature(function).parameters.keys()
             own = getattr(module, "COMMAND_OPTIONS", {"epilog": RULES if modes else None})
             found.command(self.name, cls=CleanCommand, **own)(function)
         command = typer.main.get_command(found)

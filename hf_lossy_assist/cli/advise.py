@@ -8,10 +8,9 @@ from typing import Annotated
 
 from ..evaluation.advice.advice import DRAFT_COST
 from ..evaluation.advice.advising import advise as advice_on
-from ..evaluation.answers import answers_of, problem_sum
+from ..evaluation.answers import answers_of, load_answers, problem_sum
 from ..heads import ModelIdentity
 from .console import Console, progress
-from .measuring import CHOOSING, LOADING, LONGEST, Setup
 from .options import (
     Assistant,
     Data,
@@ -31,6 +30,7 @@ from .options import (
     of_prompts,
     read_set,
 )
+from .setup import CHOOSING, LOADING, LONGEST, Setup
 
 SETTINGS = {
     **LOADING, **CHOOSING, "max_new_tokens": LONGEST, "tune": "true times more draft lengths, more often",
@@ -76,6 +76,8 @@ def advise(
     lengths, shares = numbers("--gammas", gammas, int), numbers("--draft-cost", draft_cost, float)
     for share in shares:
         DRAFT_COST.check("--draft-cost", share)
+    if answers is not None:
+        load_answers(answers)  # a folder that can't be read is refused before models are loaded
     loaded, screen = setup.load(), Console()
     examples = loaded.task.examples(setup.split, limit)
     prompts, texts = loaded.encode(examples), {}
@@ -86,9 +88,9 @@ def advise(
     with progress(screen) as bar:
         advice = advice_on(
             loaded.target, loaded.draft, loaded.tokenizer, prompts, modes=modes, gammas=lengths,
-            max_new_tokens=given.get("max_new_tokens", loaded.length), ends=loaded.task.ends, heads=loaded.heads,
-            temperature=setup.temperature, top_p=setup.top_p, tune=given.get("tune", False), seed=setup.seed, out=out,
-            answers=texts, track=bar.track,
+            max_new_tokens=given.get("max_new_tokens", loaded.task.max_new_tokens), ends=loaded.task.ends,
+            heads=loaded.heads, temperature=setup.temperature, top_p=setup.top_p, tune=given.get("tune", False),
+            seed=setup.seed, out=out, answers=texts, track=bar.track,
         )  # fmt: skip
     screen.print("\n".join(advice.said), highlight=False)
     screen.print(advice.table())

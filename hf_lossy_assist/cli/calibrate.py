@@ -21,7 +21,6 @@ from ..generation.certificate import Certificate
 from ..generation.spelling import FORM, split
 from ..store.process import this_process
 from .console import Console, progress
-from .measuring import CHOOSING, DRAFTING, LOADING, LONGEST, Setup
 from .options import (
     Assistant,
     Data,
@@ -40,6 +39,7 @@ from .options import (
     of_prompts,
     read_set,
 )
+from .setup import CHOOSING, DRAFTING, LOADING, LONGEST, Setup
 
 LIMITS = {
     "max_new_tokens": LONGEST,

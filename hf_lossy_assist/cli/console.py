@@ -1,16 +1,14 @@
-"""Progress bars, one-line errors, and groups of options for commands."""
+"""Progress bars, one-line errors, and panels of options for commands."""
 
 from __future__ import annotations
 
-import inspect
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import is_dataclass
 from datetime import timedelta
 from errno import EPIPE
 from types import MappingProxyType
-from typing import Annotated, Any, get_origin, get_type_hints
+from typing import Any
 
 import typer
 from rich.console import Console as AnyConsole
@@ -33,16 +31,17 @@ from ..store.process import this_process
 
 OTHER_NAMES = {
     "assistant_model": ("--assistant",),
-    "data": ("--task-data", "--data"),
     "draft": ("--assistant",),
     "heads": ("--head",),
     "lossy_config": ("--mode", "--modes"),
     "lossy_head": ("--head",),
     "lossy_mode": ("--mode", "--modes"),
     "modes": ("--modes", "--mode"),
-    "prompt_lookup_num_tokens": ("--prompt-lookup", "--set prompt_lookup=N"),
+    "name": ("--pair",),
+    "prompt_lookup_num_tokens": ("--set prompt_lookup=N",),
     "ratio": ("--lambda",),
-    "unsafe_no_isolation": ("--unsafe-no-isolation", "--set task.unsafe_no_isolation=true"),
+    "task.split": ("--set task.split=test",),
+    "unsafe_no_isolation": ("--set task.unsafe_no_isolation=true",),
 }
 """Options by the argument that they set, where their names differ."""
 _NO_OPTIONS = ("seed", "dtype")  # keys of a `lossy_config` or a head
@@ -70,7 +69,7 @@ class _CleanErrors:
             if getattr(error, "errno", None) == EPIPE:  # a reader that has had enough
                 raise
             there = {option for parameter in self.params for option in parameter.opts}
-            message = re.sub(r"`(\w+)`", lambda name: _option(name, there), str(error))
+            message = re.sub(r"`([\w.]+)`", lambda name: _option(name, there), str(error))
             Console(stderr=True, soft_wrap=True).print(f"error: {message}", style="red", markup=False, highlight=False)
             raise typer.Exit(2) from None
 
@@ -115,30 +114,6 @@ class CleanCommand(_CleanErrors, TyperCommand):
         if wrong := [argument for argument in args if argument != argument.encode(errors="replace").decode()]:
             raise LossyValueError(f"options have to be text in UTF-8, but {brief(wrong[0])} is not")
         return super().parse_args(ctx, args)
-
-
-def flattened(command: Callable[..., None]) -> Callable[..., None]:
-    """Return a command that takes the annotated fields of dataclass parameters as options of its own."""
-    signature = inspect.signature(command, eval_str=True)
-    groups = {name: one.annotation for name, one in signature.parameters.items() if is_dataclass(one.annotation)}
-    options = {name: _options_of(group) for name, group in groups.items()}
-
-    def run(**given: Any) -> None:
-        for name, group in groups.items():
-            given[name] = group(**{each.name: given.pop(each.name) for each in options[name] if each.name in given})
-        command(**given)
-
-    parameters = [each for name, one in signature.parameters.items() for each in options.get(name, [one])]
-    flat = [one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in parameters]
-    run.__signature__ = signature.replace(parameters=flat)
-    run.__name__, run.__doc__ = command.__name__, command.__doc__
-    return run
-
-
-def _options_of(group: type) -> list[inspect.Parameter]:
-    hints = get_type_hints(group, include_extras=True)  # a base may be of another module
-    fields = [each.replace(annotation=hints[each.name]) for each in inspect.signature(group).parameters.values()]
-    return [each for each in fields if get_origin(each.annotation) is Annotated]
 
 
 def limit_threads(threads: int | None) -> None:

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
-import typer
 from rich.console import Group
 from rich.table import Table
 from rich.text import Text
@@ -21,6 +20,7 @@ from ..evaluation.result import EvaluationResult
 from ..evaluation.tables import interval
 from ..evaluation.views import points, score_table
 from .console import Console, limit_threads, progress
+from .options import of_models, of_prompts
 from .rendering import marked, traced_text
 
 # Rules keep most of 8 drafted tokens, so only longer drafts tell them apart; lossless may be fastest with shorter ones.
@@ -29,8 +29,8 @@ _BATCH_SIZE = 10
 
 
 def demo(
-    problems: Annotated[int, typer.Option(min=1, help="Test problems, answered by every mode.")] = 100,
-    threads: Annotated[int, typer.Option(min=1, help="CPU threads; one is fastest for models this small.")] = 1,
+    limit: Annotated[int, of_prompts(min=1, help="Test problems, answered by every mode.")] = 100,
+    threads: Annotated[int, of_models(min=1, help="CPU threads; one is fastest for models this small.")] = 1,
 ) -> None:
     """Answer questions in several modes on the bundled pair: quality, calls of the target, and a verdict."""
     limit_threads(threads)
@@ -39,16 +39,16 @@ def demo(
     loaded = pairs.load("arithmetic")
     evaluation = Evaluation(
         Models(loaded.target, loaded.draft, loaded.rule_heads), loaded.tokenizer, loaded.task, parse_modes(MODES),
-        reference="plain", limit=problems, batch_size=_BATCH_SIZE,
+        reference="plain", limit=limit, batch_size=_BATCH_SIZE,
     )  # fmt: skip
-    screen.print(f"{problems} problems, each answered in {len(evaluation.modes)} modes", style="dim")
+    screen.print(f"{limit} problems, each answered in {len(evaluation.modes)} modes", style="dim")
     with progress(screen) as bar:
         result = evaluation.complete(None, costs=False, track=bar.track)
     verdict = Verdict.of(result)
     answers = by_mode(result.answers)
     plain, rule = (answers[label] for label in (verdict.shown[0], verdict.shown[-1]))
     # Show a question that both answer right, and in which only the lossy rule keeps some tokens.
-    known = (i for i in range(problems) if plain[i].score == rule[i].score == 1 and rule[i].lossy)
+    known = (i for i in range(limit) if plain[i].score == rule[i].score == 1 and rule[i].lossy)
     screen.print(_side_by_side(evaluation, verdict.shown, next(known, 0), colour=screen.color_system is not None))
     screen.print(score_table([*result.modes.values()], evaluation.reference))
     screen.print(

@@ -10,7 +10,6 @@ from ..errors import LossyValueError
 from ..evaluation.evaluate import evaluate as measured
 from ..store.process import this_process
 from .console import Console, progress
-from .measuring import CHOOSING, DRAFTING, LOADING, Setup
 from .options import (
     Assistant,
     BatchSize,
@@ -30,6 +29,7 @@ from .options import (
     TaskName,
     read_set,
 )
+from .setup import CHOOSING, DRAFTING, LOADING, Setup
 
 MEASURING = {
     "measure": "task: its score; rouge: ROUGE-L to the reference's text; likelihood: the target's p, geometric mean",
@@ -78,7 +78,7 @@ def evaluate(
     with setup.vllm or nullcontext():
         for mode in setup.modes(modes, setup.heads):  # before models are loaded
             mode.check_draft(model=lookup is None and bool(assistant or pair), lookup=lookup is not None)
-        loaded = setup.load(needs_draft=False)
+        loaded = setup.load(optional=("--assistant",))
         models = (context.obj or (lambda models: models))(loaded.models)  # studies change them first
         measures = {key: given[key] for key in MEASURING if key in given}
         process, screen = this_process(), Console()

@@ -2,57 +2,79 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from ..errors import LossyValueError
-from ..evaluation.modes import parse_modes
 from ..evaluation.requests import batches_of
 from ..evaluation.side_by_side import compare
 from .console import Console
-from .models import DecodingOptions
-from .options import Gamma, MaxNewTokens, Modes
+from .options import (
+    Assistant,
+    DraftDtype,
+    Dtype,
+    HeadSources,
+    MaxNewTokens,
+    Modes,
+    PairName,
+    PromptText,
+    Sample,
+    Settings,
+    Target,
+    of_output,
+    read_set,
+)
+from .setup import LOADING, SAMPLING, Setup
 
-
-@dataclass(frozen=True, kw_only=True)
-class InspectOptions(DecodingOptions):
-    """The options of ``inspect``."""
-
-    out: Annotated[Path, typer.Option(metavar="FILE", help="The HTML file to write.")]
-    modes: Modes = "lossless"
-    gamma: Gamma = "8"
-    max_new_tokens: MaxNewTokens = 160
+GAMMA = 8
+SETTINGS = LOADING | {
+    "gamma": f"drafted tokens a round where a mode does not say, or auto; {GAMMA} by default",
+    "seed": "of the draws; 0 by default",
+    **SAMPLING,
+}
 
 
 def inspect(
-    prompt: Annotated[
-        str | None, typer.Argument(help="The text to continue. With --pair: a test problem by default.")
-    ] = None,
+    prompt: PromptText = None,
     *,
-    options: InspectOptions,
+    pair: PairName = None,
+    model: Target = None,
+    assistant: Assistant = None,
+    head: HeadSources = None,
+    dtype: Dtype = None,
+    draft_dtype: DraftDtype = None,
+    modes: Modes = "lossless,min_p",
+    sample: Sample = False,
+    max_new_tokens: MaxNewTokens = 160,
+    out: Annotated[Path, of_output(metavar="FILE", help="The HTML file to write.")],
+    overwrite: Annotated[bool, of_output("--overwrite", help="Write FILE although it is there already.")] = False,
+    settings: Settings = None,
 ) -> None:
     """Write a page of the text with every token's status: kept, kept only by a lossy rule, corrected, or unverified.
 
     Point at a token, or reach it by the Tab key, to see its probabilities under target and draft, the target's
     likeliest tokens, and the values that the rule compared. The page works offline.
     """
-    out, pair = options.out, options.pair
-    if not out.parent.is_dir():
+    given = {"gamma": GAMMA} | read_set(settings, SETTINGS)
+    setup = Setup.of(pair, model, assistant, dtype, draft_dtype, given, head=head, sample=sample)
+    if not out.parent.is_dir() or out.is_dir():
         raise LossyValueError(f"`--out` has to be a file in an existing folder, but is {str(out)!r}")
-    options.check({"PROMPT": prompt} if pair is None else None)
-    modes = parse_modes(options.modes, options.drafted, options.warmth)
-    loaded = options.load().with_heads(options.head)
-    for each in modes:
+    if out.exists() and not overwrite:
+        raise LossyValueError(
+            f"`--out` has to be a new file, but {str(out)!r} is there; choose another, or add `--overwrite`"
+        )
+    setup.models.check({"PROMPT": prompt})
+    named = setup.modes(modes, setup.heads)
+    loaded = setup.load({"PROMPT": prompt})
+    for each in named:
         each.check_heads(loaded.heads)
     example = loaded.shown if prompt is None else None
     text = prompt if example is None else example.prompt
-    ids = loaded.read(text, as_question=pair is not None)
-    (batch,) = batches_of([ids], device=loaded.target.device, seed=options.seed or 0)
-    right = None if example is None or loaded.task is None else partial(loaded.right, example)
-    page = compare(loaded.models, loaded.tokenizer, modes, batch, options.max_new_tokens, prompt=text, right=right)
+    (batch,) = batches_of(
+        [loaded.read(text, as_question=pair is not None)], device=loaded.target.device, seed=setup.seed
+    )
+    right = partial(loaded.right, example) if example is not None and example.answer else None
+    page = compare(loaded.models, loaded.tokenizer, named, batch, max_new_tokens, prompt=text, right=right)
     page.save(out)
     Console().print(f"written: {out}", style="dim", soft_wrap=True, markup=False, highlight=False)

@@ -13,41 +13,35 @@ from rich.box import SIMPLE_HEAD
 from rich.progress import Progress, TaskID
 from rich.table import Column, Table
 
-from .. import tasks
 from ..errors import LossyValueError
 from ..store.process import this_process
 from ..tasks.api_model import ApiModel
 from .console import Console, progress
-from .models import ModelOptions
 from .options import (
-    DECODING,
-    MODELS,
-    OUTPUT,
     Assistant,
     BatchSize,
     Dtype,
     Limit,
+    MaxNewTokens,
     PairName,
     Sample,
     Settings,
     Target,
     TaskData,
     TaskName,
+    of_decoding,
+    of_models,
+    of_output,
     read_set,
 )
+from .setup import CHOOSING, LOADING, Setup
 
 if TYPE_CHECKING:
     from ..training.prompts import PromptResult
 
-LOADING = {
-    "device": "cpu, cuda:0, …, or auto to spread the models; a GPU if there is one",
-    "folder": "a folder with the pair's `target` and `draft`",
-    "prepack": "true orders bfloat16 or float32 weights for this CPU, once",
-    "threads": "CPU threads; torch's choice by default",
-}
 SETTINGS = LOADING | {
     "split": "the task's split; its first by default",
-    "task.KEY": "a setting of the task, such as task.shots=8",
+    "task.KEY": CHOOSING["task.KEY"],
     "seed": "of all draws; 0 by default",
     "temperature": "of --sample and of ratio labels, 1 by default",
 }
@@ -69,30 +63,23 @@ COMMAND_OPTIONS = {"epilog": LABELS}
 
 
 def mine(
-    out: Annotated[
-        Path,
-        typer.Option(help="Folder for the labels; the same one continues an interrupted run.", rich_help_panel=OUTPUT),
-    ],
+    *,
     pair: PairName = None,
     model: Target = None,
     assistant: Assistant = None,
     target_api: Annotated[
         str | None,
-        typer.Option(
-            metavar="URL#NAME", help="The target NAME is at this OpenAI-compatible API, …/v1.", rich_help_panel=MODELS
-        ),
+        of_models(metavar="URL#NAME", help="The target NAME is at this OpenAI-compatible API, …/v1."),
     ] = None,
     dtype: Dtype = None,
     task: TaskName = None,
     data: TaskData = None,
     limit: Limit = 1000,
-    labels: Annotated[
-        str,
-        typer.Option(metavar="KIND[:KEY=VALUE…]", help="judge, self or ratio; see below.", rich_help_panel=DECODING),
-    ] = "judge",
+    labels: Annotated[str, of_decoding(metavar="KIND[:KEY=VALUE…]", help="judge, self or ratio; see below.")] = "judge",
     batch_size: BatchSize = 32,
-    max_new_tokens: Annotated[int, typer.Option(min=1, help="Longest response.", rich_help_panel=DECODING)] = 160,
+    max_new_tokens: MaxNewTokens = 160,
     sample: Sample = False,
+    out: Annotated[Path, of_output(help="Folder for the labels; the same one continues an interrupted run.")],
     settings: Settings = None,
 ) -> None:
     """Find out which tokens of a draft change the answer, and store them with the models' hidden states.
@@ -108,20 +95,23 @@ def mine(
 
     given, process, screen = read_set(settings, SETTINGS), this_process(), Console()
     kind = read_labels(labels)
-    if "temperature" in given and not sample and kind.temperature is None:
-        raise LossyValueError(f"`temperature` {given['temperature']} needs `--sample`; add it, or leave it out")
+    setup = Setup.of(
+        pair, model, assistant, dtype, None, given, task=task, data=data, split=given.get("split"),
+        sample=sample or kind.temperature is not None,
+    )  # fmt: skip
     if sample or "temperature" in given:
         kind = replace(kind, temperature=given.get("temperature", 1.0))
     api = None if target_api is None else _api(target_api)
-    options = ModelOptions(pair, model, assistant, dtype, **{key: given[key] for key in LOADING if key in given})
-    options.check({"--task": task}, optional=() if api is None else ("--model",))
-    for_task = {key.removeprefix("task."): value for key, value in given.items() if key.startswith("task.")}
-    if task is None and (data is not None or for_task):
+    if task is None and (data is not None or setup.task_settings):
         raise LossyValueError("`--data` and the task's settings are for `--task`; name the task")
-    loaded = options.load_for_task(task and tasks.load(task, data, **for_task))
+    needed, optional = {"--task": task}, () if api is None else ("--model",)
+    setup.models.check(needed, optional)
+    if setup.prompts is None:
+        raise LossyValueError(f"`--task` has to be given: the pair {pair!r} has none of its own")
+    loaded = setup.load(needed, optional)
     labelling = Labelling(
-        loaded.task, loaded.tokenizer, loaded.target, loaded.draft, kind, api, limit, given.get("split"), batch_size,
-        max_new_tokens, given.get("seed", 0), {"data": data, "task_settings": for_task}, process,
+        loaded.task, loaded.tokenizer, loaded.target, loaded.draft, kind, api, limit, setup.split, batch_size,
+        max_new_tokens, setup.seed, {"data": data, "task_settings": setup.task_settings}, process,
     )  # fmt: skip
     shown = screen if process.number == 0 else Console(quiet=True)  # one bar is enough for all processes
     counts = {"limit": limit, "batch_size": batch_size, "labels": labels, "processes": process.count}

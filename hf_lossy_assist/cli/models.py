@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import torch
 from transformers import (
@@ -25,32 +24,15 @@ from ..drafting.eagle3 import Eagle3
 from ..drafting.eagle3_config import Eagle3Config
 from ..errors import LossyValueError
 from ..evaluation.modes import Models
-from ..generation.spelling import read_gamma
 from ..heads import Head, ModelIdentity
 from ..heads.head import load_head
 from ..models.prepacked import prepack
 from ..models.quantised import quantize_draft
 from ..store.process import this_process
-from ..store.reading import read_text
 from ..tasks import Example, Task
 from ..tasks.plain_prompts import Prompts
 from ..values import check_name
 from .console import limit_threads
-from .options import (
-    Assistant,
-    Device,
-    DraftDtype,
-    Dtype,
-    Gamma,
-    HeadSources,
-    PairFolder,
-    PairName,
-    Prepack,
-    Sample,
-    Target,
-    Threads,
-    of_decoding,
-)
 
 STORY_OPENINGS = (
     "Once upon a time, there was a little girl named Lily.",
@@ -66,17 +48,14 @@ STORY_OPENINGS = (
 )
 """Prompts for models without a task."""
 
-DEFAULT_LENGTH = 100
-"""Tokens of a response to them."""
-
 
 class Openings(Prompts):
     """Texts to continue, without right answers."""
 
     splits = ("test",)
 
-    def __init__(self, texts: Sequence[str] = STORY_OPENINGS) -> None:
-        self._by_split = {"test": [Example(text, "") for text in texts]}
+    def __init__(self) -> None:
+        self._by_split = {"test": [Example(text, "") for text in STORY_OPENINGS]}
 
 
 # The bundled pair answers this problem right by its usual rules, and `dropmatch` in fewer rounds than `lossless`.
@@ -90,9 +69,8 @@ class LoadedModels:
     target: PreTrainedModel | None  # None if it is behind an API only
     draft: PreTrainedModel | Eagle3 | None
     tokenizer: PreTrainedTokenizerBase
-    task: Task | None = None
+    task: Task = field(default_factory=Openings)
     heads: Mapping[str, Head] = field(default_factory=dict)  # by the rule that uses them
-    prompts: Task = field(default_factory=Openings)  # if there is no task
     draft_tokenizer: PreTrainedTokenizerBase | None = None  # if the draft has its own
 
     @property
@@ -100,36 +78,14 @@ class LoadedModels:
         return Models(self.target, self.draft, self.heads, tokenizer=self.tokenizer)
 
     @property
-    def length(self) -> int:
-        """The default longest response, in tokens."""
-        return DEFAULT_LENGTH if self.task is None else self.task.max_new_tokens
-
-    @property
     def by_role(self) -> dict[str, PreTrainedModel]:
         return {"draft": self.draft} if self.target is None else {"target": self.target, "draft": self.draft}
-
-    def asked(self, option: str, file: Path | None) -> LoadedModels:
-        """Take the lines of ``file`` as prompts, if it is given."""
-        if file is None:
-            return self
-        text = read_text(file, option.removeprefix("--").replace("-", "_"))
-        lines = [line for line in text.splitlines() if line.strip()]
-        if not lines:
-            raise LossyValueError(f"`{option}` has to hold one prompt a line, but {str(file)!r} has none")
-        return replace(self, task=None, prompts=Openings(lines))
-
-    def with_heads(self, items: Sequence[str] | None) -> LoadedModels:
-        """Add the trained heads of the option ``--head``."""
-        return replace(self, heads={**self.heads, **read_heads(items)})
-
-    def examples(self, n: int) -> list[Example]:
-        return (self.task or self.prompts).examples("test", n)
 
     @property
     def shown(self) -> Example:
         """The problem of commands that show one text."""
-        at = 0 if self.task is None else _SHOWN.get(self.task.name, 0)
-        return self.examples(at + 1)[at]
+        at = _SHOWN.get(self.task.name, 0)
+        return self.task.examples("test", at + 1)[at]
 
     def right(self, example: Example, tokens: Sequence[int]) -> bool:
         """Return whether a response answers a problem of the task."""
@@ -137,8 +93,7 @@ class LoadedModels:
 
     def encode(self, examples: Sequence[Example]) -> list[list[int]]:
         """Return every prompt's token ids, in the chat template if the tokenizer has one."""
-        task = self.task or self.prompts
-        return [task.encode(example, self.tokenizer) for example in examples]
+        return [self.task.encode(example, self.tokenizer) for example in examples]
 
     def read(self, prompt: str, *, as_question: bool) -> list[int]:
         """Return one prompt's token ids: a text to continue, or a question to a chat model."""
@@ -147,19 +102,19 @@ class LoadedModels:
 
 @dataclass(frozen=True)
 class ModelOptions:
-    """The options that name models; commands have those that this class annotates, or their own."""
+    """The options that name models, and how they are loaded."""
 
-    pair: PairName = None
-    model: Target = None
-    assistant: Assistant = None
-    dtype: Dtype = None
-    device: Device = None
-    folder: PairFolder = None
+    pair: str | None = None
+    model: str | None = None
+    assistant: str | None = None
+    dtype: str | None = None
+    device: str | None = None
+    folder: str | None = None  # with the pair's models
     assistant_tokenizer: str | None = None  # if the draft's folder has none
     prompt_lookup: int | None = None  # draft length without a draft model
-    prepack: Prepack = False
+    prepack: bool = False
     draft_dtype: str | None = None
-    threads: Threads = None
+    threads: int | None = None
 
     def check(self, others: Mapping[str, Any] | None = None, optional: Collection[str] = ()) -> None:
         """Refuse options that conflict, before anything is loaded; set the number of threads.
@@ -171,14 +126,12 @@ class ModelOptions:
         if self.pair is not None and self.model is not None:
             raise LossyValueError(f"`--pair` {self.pair!r} brings its own models; leave out `--model`")
         if self.assistant_tokenizer is not None and self.assistant is None:
-            raise LossyValueError(
-                f"`--assistant-tokenizer` {self.assistant_tokenizer!r} needs an `--assistant`; add it"
-            )
+            raise LossyValueError(f"`assistant_tokenizer` {self.assistant_tokenizer!r} needs an `--assistant`; add it")
         if self.prompt_lookup is not None:
             optional = (*optional, "--assistant")
             if self.assistant is not None:
                 raise LossyValueError(
-                    f"`--prompt-lookup` {self.prompt_lookup} drafts without a model; leave it or `--assistant` out"
+                    f"`prompt_lookup` {self.prompt_lookup} drafts without a model; leave it or `--assistant` out"
                 )
         if self.draft_dtype is not None and (self.prompt_lookup is not None or (self.pair or self.assistant) is None):
             raise LossyValueError(f"`--draft-dtype` {self.draft_dtype} needs a draft model; add `--assistant`")
@@ -188,7 +141,7 @@ class ModelOptions:
             names = f"{', '.join(others)} and {last} have" if others else f"{last} has"
             raise LossyValueError(f"{names} to be given, or `--pair arithmetic` instead")
         if self.pair is None and self.folder is not None:
-            raise LossyValueError(f"`--folder` {str(self.folder)!r} has the models of a `--pair`, but there is none")
+            raise LossyValueError(f"`folder` {self.folder!r} has the models of a `--pair`, but there is none")
 
     def load(self, task: Task | None = None) -> LoadedModels:
         """Load models as the options say; ``task`` replaces the pair's."""
@@ -208,7 +161,7 @@ class ModelOptions:
                 None if self.model is None else load_model("--model", self.model, self.dtype, device),
                 None if self.assistant is None else load_draft("--assistant", self.assistant, self.dtype, device),
                 pretrained("--model", self.model or self.assistant, AutoTokenizer),
-                task,
+                task or Openings(),
                 draft_tokenizer=self._draft_tokenizer(),
             )
         one = "cpu" if device == "auto" else device
@@ -223,56 +176,16 @@ class ModelOptions:
             tokenizer = self._draft_tokenizer()
         if self.prompt_lookup is not None:
             draft = None
-        return LoadedModels(pair.target, draft, pair.tokenizer, task or pair.task, heads, draft_tokenizer=tokenizer)
+        task = task or pair.task or Openings()
+        return LoadedModels(pair.target, draft, pair.tokenizer, task, heads, draft_tokenizer=tokenizer)
 
     def _draft_tokenizer(self) -> PreTrainedTokenizerBase | None:
         if self.assistant_tokenizer is not None:
-            return pretrained("--assistant-tokenizer", self.assistant_tokenizer, AutoTokenizer)
+            return pretrained("assistant_tokenizer", self.assistant_tokenizer, AutoTokenizer)
         try:
             return None if self.assistant is None else AutoTokenizer.from_pretrained(self.assistant)
         except (OSError, ValueError):
             return None  # such a draft shares the target's
-
-    def load_for_task(self, task: Task | None) -> LoadedModels:
-        """Load models as the options say; a task is required."""
-        loaded = self.load(task)
-        if loaded.task is None:
-            raise LossyValueError(f"`--task` has to be given: the pair {self.pair!r} has none of its own")
-        return loaded
-
-
-@dataclass(frozen=True)
-class DecodingOptions(ModelOptions):
-    """The options of commands that decode by rules."""
-
-    draft_dtype: DraftDtype = None
-    head: HeadSources = None
-    gamma: Gamma = None
-    sample: Sample = False
-    temperature: Annotated[
-        float | None,
-        of_decoding(help="Temperature of draws; 0.9 where modes are compared, else the model's own."),
-    ] = None
-    seed: Annotated[int | None, of_decoding(min=0, help="Seed of the first prompt; each further prompt adds one.")] = (
-        None
-    )
-
-    def check(self, others: Mapping[str, Any] | None = None, optional: Collection[str] = ()) -> None:
-        if self.temperature is not None and not self.sample:
-            raise LossyValueError(
-                f"`--temperature` {self.temperature} needs `--sample`; add it, or leave out the temperature"
-            )
-        super().check(others, optional)
-
-    @property
-    def drafted(self) -> int | str | None:
-        """How many tokens are drafted, where that is said."""
-        return None if self.gamma is None else read_gamma(self.gamma, "--gamma")
-
-    @property
-    def warmth(self) -> float | None:
-        """The temperature of draws where modes are compared; None for greedy decoding."""
-        return (0.9 if self.temperature is None else self.temperature) if self.sample else None
 
 
 def encode_conversation(tokenizer: PreTrainedTokenizerBase, messages: Sequence[dict[str, str]]) -> list[int]:

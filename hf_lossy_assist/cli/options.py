@@ -19,12 +19,12 @@ PAIRS = ", ".join(NAMES)
 RULES = "`lossy-assist rules` lists the rules, and `lossy-assist rules NAME` a rule's settings."
 """The end of the help of commands that take modes."""
 
-MODELS, PROMPTS, DECODING, OUTPUT = "Models", "Prompts", "Decoding", "Output"
-"""The panels of a command's options in its help."""
 of_models, of_prompts, of_decoding, of_output = (
-    partial(typer.Option, rich_help_panel=name) for name in (MODELS, PROMPTS, DECODING, OUTPUT)
+    partial(typer.Option, rich_help_panel=name) for name in ("Models", "Prompts", "Decoding", "Output")
 )
+"""Options by the panels of a command's help."""
 
+PromptText = Annotated[str | None, typer.Argument(help="The text to continue. With --pair: a test problem by default.")]
 PairName = Annotated[str | None, of_models("--pair", help=f"A pair ({PAIRS}) instead of --model and --assistant.")]
 Target = Annotated[str | None, of_models("--model", help="The target: a folder or a Hub id.")]
 Assistant = Annotated[
@@ -37,21 +37,11 @@ Dtype = Annotated[
 DraftDtype = Annotated[
     Literal["int8", "int4"] | None, of_models(help="Round the draft's weights; as --dtype by default.")
 ]
-Device = Annotated[
-    str | None, of_models("--device", help="cpu, cuda:0, …, or auto to spread the models; a GPU if there is one.")
-]
 HeadSources = Annotated[
     list[str] | None,
     of_models("--head", metavar="[RULE=]SOURCE", help="A trained head: a folder or a Hub id. Repeatable."),
 ]
-PairFolder = Annotated[Path | None, of_models(help="Folder with the pair's `target` and `draft` to use.")]
 Threads = Annotated[int | None, of_models(min=1, help="CPU threads; torch's choice by default.")]
-Prepack = Annotated[
-    bool, of_models("--prepack", help="Order bfloat16 or float32 weights for this CPU's kernels, once.")
-]
-PromptLookup = Annotated[
-    int | None, of_models(min=1, metavar="N", help="Draft up to N tokens by prompt lookup, without a model.")
-]
 TaskName = Annotated[
     str | None,
     of_prompts(help=f"{', '.join(SHIPPED)}, or package.module:Name of your own; a pair's own by default."),
@@ -60,14 +50,10 @@ TaskData = Annotated[str | None, of_prompts(help="A file for the task to read.")
 Data = Annotated[str | None, of_prompts(help="A file for the task to read; without --task, one prompt a line.")]
 Limit = Annotated[int, of_prompts(min=1, help="The most prompts; a repeated command may raise it.")]
 BatchSize = Annotated[int, of_prompts(min=1, help="Prompts that are answered together.")]
-Mode = Annotated[str | None, of_decoding(metavar="MODE", help=f"{FORM}, or a calibrated folder; lossless by default.")]
+Mode = Annotated[str | None, of_decoding(metavar="MODE", help=f"{FORM}, or a calibrated folder.")]
 Modes = Annotated[
     str | None,
     of_decoding(metavar="MODE,…", help=f"Each plain, draft, stock, everything, {FORM}, or a calibrated folder."),
-]
-Gamma = Annotated[
-    str | None,
-    of_decoding("--gamma", "--num-assistant-tokens", metavar="N", help="Drafted tokens a round, or auto."),
 ]
 Sample = Annotated[bool, of_decoding("--sample", help="Draw tokens instead of taking the likeliest.")]
 MaxNewTokens = Annotated[int | None, of_decoding(min=1, help="Longest response.")]

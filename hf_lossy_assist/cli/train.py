@@ -14,7 +14,7 @@ from ..errors import LossyValueError, need
 from ..store.folder import write_json
 from .console import CleanCommand, CleanGroup, Console, limit_threads, progress
 from .models import ModelOptions, identity_of
-from .options import DECODING, MODELS, OUTPUT, PAIRS, PROMPTS, Threads
+from .options import PAIRS, Threads, of_decoding, of_models, of_output, of_prompts
 
 if TYPE_CHECKING:
     from ..evaluation.tables import Column, NumberTable
@@ -26,10 +26,10 @@ COMPARISON = "comparison.json"
 # With fewer important tokens, the standard error of a recall of 0.9 is above 3 points.
 _ENOUGH = 100
 
-Out = Annotated[Path, typer.Option(help="Folder for the head.", rich_help_panel=OUTPUT)]
-License = Annotated[str | None, typer.Option(help="License for the card, as the Hub names it.", rich_help_panel=OUTPUT)]
-Pair = Annotated[str | None, typer.Option(help=f"The pair with the models: {PAIRS}.", rich_help_panel=MODELS)]
-Seed = Annotated[int, typer.Option(min=0, help="Seed of every random number.", rich_help_panel=DECODING)]
+Out = Annotated[Path, of_output(help="Folder for the head.")]
+License = Annotated[str | None, of_output(help="License for the card, as the Hub names it.")]
+Pair = Annotated[str | None, of_models(help=f"The pair with the models: {PAIRS}.")]
+Seed = Annotated[int, of_decoding(min=0, help="Seed of every random number.")]
 
 app = typer.Typer(
     name="train",
@@ -46,61 +46,38 @@ def judge(
     out: Out,
     data: Annotated[
         list[Path] | None,
-        typer.Option(
-            help="Folder that `lossy-assist mine` wrote. Repeatable: other prompts of the same task and models.",
-            rich_help_panel=PROMPTS,
+        of_prompts(
+            help="Folder that `lossy-assist mine` wrote. Repeatable: other prompts of the same task and models."
         ),
     ] = None,
     annotations: Annotated[
         Path | None,
-        typer.Option(
+        of_prompts(
             help='Labels made by people instead of --data: JSON lines with "prompt", "response" and "spans", the '
-            "[start, end] of the characters that matter in the response.",
-            rich_help_panel=PROMPTS,
+            "[start, end] of the characters that matter in the response."
         ),
     ] = None,
-    task: Annotated[
-        str | None,
-        typer.Option(help="With --annotations, the task; the file's name by default.", rich_help_panel=PROMPTS),
-    ] = None,
+    task: Annotated[str | None, of_prompts(help="With --annotations, the task; the file's name by default.")] = None,
     pair: Pair = None,
     model: Annotated[
         str | None,
-        typer.Option(
-            help="The target, a folder or a Hub id: with --annotations, or with --data mined through an API.",
-            rich_help_panel=MODELS,
-        ),
+        of_models(help="The target, a folder or a Hub id: with --annotations, or with --data mined through an API."),
     ] = None,
-    assistant: Annotated[
-        str | None,
-        typer.Option(help="With --annotations, the draft: a folder or a Hub id.", rich_help_panel=MODELS),
-    ] = None,
-    device: Annotated[
-        str | None, typer.Option(help="With --annotations, where both models run.", rich_help_panel=MODELS)
-    ] = None,
+    assistant: Annotated[str | None, of_models(help="With --annotations, the draft: a folder or a Hub id.")] = None,
+    device: Annotated[str | None, of_models(help="With --annotations, where both models run.")] = None,
     threads: Threads = None,
-    models: Annotated[
-        Literal["target", "draft", "both"],
-        typer.Option(help="The models to read states of.", rich_help_panel=DECODING),
-    ] = "target",
+    models: Annotated[Literal["target", "draft", "both"], of_decoding(help="The models to read states of.")] = "target",
     features: Annotated[
         Literal["draft", "previous", "both"] | None,
-        typer.Option(
+        of_decoding(
             help="The state that has read the drafted token, the one that predicted it, or both; by default the better "
-            "of the two, out of fold.",
-            rich_help_panel=DECODING,
+            "of the two, out of fold."
         ),
     ] = None,
-    recall: Annotated[
-        float,
-        typer.Option(help="Share of important tokens that the threshold has to find.", rich_help_panel=DECODING),
-    ] = 0.9,
+    recall: Annotated[float, of_decoding(help="Share of important tokens that the threshold has to find.")] = 0.9,
     seed: Seed = 0,
     license: License = None,
-    compare: Annotated[
-        bool,
-        typer.Option("--compare", help="Also try other classifiers and other states.", rich_help_panel=OUTPUT),
-    ] = False,
+    compare: Annotated[bool, of_output("--compare", help="Also try other classifiers and other states.")] = False,
 ) -> None:
     """Train a judge head, which tells whether a mismatch matters for the answer (AutoJudge).
 
@@ -110,7 +87,7 @@ def judge(
     need("lab", "`lossy-assist train judge`")
     from ..evaluation.tables import table
     from ..training import judge_training
-    from ..training.annotations import read_annotated
+    from ..training.annotations import read_annotated, read_annotations
     from ..training.examples import check, read_together
     from ..training.validation import FOLDS
 
@@ -129,6 +106,7 @@ def judge(
     else:
         options = ModelOptions(pair, model, assistant, device=device)
         options.check()
+        read_annotations(annotations)  # a file that can't be read is refused before models are loaded
         loaded = options.load()
         with progress(screen) as bar:
             responses = bar.add_task("responses", total=None)
@@ -211,39 +189,24 @@ def _threshold_table(config: JudgeConfig | VerifierConfig, title: str, shares: M
 @app.command("verifier", cls=CleanCommand)
 def verifier(
     out: Out,
-    data: Annotated[
-        Path, typer.Option(help="Folder that `lossy-assist mine --labels ratio` wrote.", rich_help_panel=PROMPTS)
-    ],
+    data: Annotated[Path, of_prompts(help="Folder that `lossy-assist mine --labels ratio` wrote.")],
     pair: Pair = None,
     threads: Threads = None,
     ratio: Annotated[
-        float,
-        typer.Option(
-            "--lambda", help="A token is acceptable iff q/p is at most this: 1, 1.2, 1.5, ….", rich_help_panel=DECODING
-        ),
+        float, of_decoding("--lambda", help="A token is acceptable iff q/p is at most this: 1, 1.2, 1.5, ….")
     ] = 1.0,
     position: Annotated[
         Literal["previous", "token"] | None,
-        typer.Option(
+        of_decoding(
             help="The draft's state that predicted the token, or the one that has read it; by default the better one "
-            "out of fold.",
-            rich_help_panel=DECODING,
+            "out of fold."
         ),
     ] = None,
     threshold: Annotated[
-        float,
-        typer.Option(
-            min=0,
-            max=1,
-            help="A token is committed iff the head's probability is above this.",
-            rich_help_panel=DECODING,
-        ),
+        float, of_decoding(min=0, max=1, help="A token is committed iff the head's probability is above this.")
     ] = 0.5,
     recall: Annotated[
-        float | None,
-        typer.Option(
-            help="Share of acceptable tokens that the threshold has to commit, instead of it.", rich_help_panel=DECODING
-        ),
+        float | None, of_decoding(help="Share of acceptable tokens that the threshold has to commit, instead of it.")
     ] = None,
     seed: Seed = 0,
     license: License = None,

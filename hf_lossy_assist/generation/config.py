@@ -291,6 +291,8 @@ def _settings_by_rule(
             if key not in keys:
                 others = sorted(x for x in REGISTRY if key in [each.name for each in settings_of(REGISTRY[x])])
                 hint = f"; it belongs to {_listed(others)}" if others else nearest(key, [*keys, *RUN_KEYS])
+                if key == "head" and head_type(kind) is not None:
+                    hint = "; give its head by `lossy_head`"
                 raise LossyValueError(
                     f"`lossy_config` key {key!r} is unknown to the rule {name!r}, which has "
                     f"{keys or 'no keys of its own'}{hint}"

@@ -79,9 +79,10 @@ class GSM8K(Task):
 
     def examples(self, split: str, n: int) -> list[Example]:
         if split not in self.splits and self._files:
+            found = ", ".join(path.name for path in self._files.values())
             raise LossyValueError(
-                f"`split` has to be one of {list(self.splits)}, but is {split!r}: `data` is the training split unless "
-                "its name contains 'test', or the task's own `split` says what it is"
+                f"`split` has to be one of {list(self.splits)}, but is {split!r}: a file is the training split unless "
+                f"its name has 'test', and `data` is {found}; rename it, or say what it is by `task.split`"
             )
         self.check_split(split)
         return [

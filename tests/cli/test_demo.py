@@ -26,7 +26,7 @@ SIZE = 3
 
 
 def run(problems: int) -> str:
-    result = CliRunner().invoke(app, ["demo", "--problems", str(problems)], env={"COLUMNS": "80"})
+    result = CliRunner().invoke(app, ["demo", "--limit", str(problems)], env={"COLUMNS": "80"})
     assert result.exit_code == 0, result.output
     assert f"problems answered: 1 of {problems}" in result.stderr
     return result.stdout
@@ -128,4 +128,4 @@ def test_every_rule_drafts_as_far_as_the_longest_draft_of_lossless():
 
 @pytest.mark.parametrize("problems", ["0", "-1"])
 def test_at_least_one_problem_is_answered(problems):
-    assert CliRunner().invoke(app, ["demo", "--problems", problems]).exit_code == 2
+    assert CliRunner().invoke(app, ["demo", "--limit", problems]).exit_code == 2

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from hf_lossy_assist import pairs
 from hf_lossy_assist.cli import app
-from hf_lossy_assist.pairs import hub_cards
 from hf_lossy_assist.tasks import Arithmetic
 
 PAIR = "--pair arithmetic"
@@ -30,11 +30,14 @@ ERRORS = {
         (f"{PAIR} --mode stock", "`--mode` has to name rules"),
         (f"{PAIR} --mode judge --head judge=x", "neither a folder"),
         (f"{PAIR} --mode topk --head JUDGE", "`--head` is for the rule 'judge', which is not in `--mode`"),
-        (f"{PAIR} --gamma none", "`--gamma` has to have"),
+        (f"{PAIR} --set gamma=none", "`gamma` has to have"),
         (f"{PAIR} --model x", "`--pair` 'arithmetic' brings its own models"),
-        (f"{PAIR} --temperature 0.7", "`--temperature` 0.7 needs `--sample`"),
-        (f"{PAIR} --prompt-lookup 3 --draft-dtype int8 P", "`--draft-dtype` int8 needs a draft model"),
-        (f"{PAIR} --prepack --dtype float16 P", "in bfloat16 or float32"),
+        (f"{PAIR} --set temperature=0.7", "`temperature` 0.7 needs `--sample`"),
+        (f"{PAIR} --set threads=many", "`threads` has to be an int >= 1"),
+        (f"{PAIR} --set seed=-1", "`seed` has to be an int >= 0"),
+        (f"{PAIR} --mode judge:head=x", "'judge', which has .*; give its head by `--head`$"),
+        (f"{PAIR} --set prompt_lookup=3 --draft-dtype int8 P", "`--draft-dtype` int8 needs a draft model"),
+        (f"{PAIR} --set prepack=true --dtype float16 P", "in bfloat16 or float32"),
         ("--pair aritmetic", "did you mean 'arithmetic'"),
         ("--model x", "`--assistant` and `PROMPT` have to be given"),
         ("--model /no/such --assistant /no/such p", "`--model` has to be .*'/no/such'"),
@@ -43,7 +46,7 @@ ERRORS = {
     ],
     "inspect": [
         (f"{PAIR} --modes topkk --out OUT", "did you mean 'topk'"),
-        (f"{PAIR} --gamma none --out OUT", "`--gamma` has to have"),
+        (f"{PAIR} --set gamma=none --out OUT", "`gamma` has to have"),
         (f"{PAIR} --out /no/such/folder/x.html", "`--out` has to be a file in an existing folder"),
         ("M --head JUDGE --modes judge --out OUT P", "judge head was trained for"),
     ],
@@ -70,10 +73,10 @@ ERRORS = {
         (f"{PAIR} --head topk=folder", r"`RULE` of `--head` has to be one of \['judge', 'sprinter'\]"),
         (f"{PAIR} --task gsm", "`--task` has to be one of"),
         (f"{PAIR} --task gsm8k --data /no/such", "`--data` has to be"),
-        (f"{PAIR} --task gsm8k --data EMPTY", "`split` has to be .* unless its name contains 'test'"),
+        (f"{PAIR} --task gsm8k --data EMPTY", "`split` has to .* `--data` is empty; .* by `--set task.split=test`"),
         (f"{PAIR} --set split=none", "`split` has to be one of"),
         (f"{PAIR} --limit 0", "'--limit'"),
-        (f"{PAIR} --set prompt_lookup=0", "`gamma` has to have a γ >= 1"),
+        (f"{PAIR} --set prompt_lookup=0", "`prompt_lookup` has to be an int >= 1"),
         (f"{PAIR} --set prompt_lookup=3 --assistant A", "drafts without a model"),
         (f"{PAIR} --set prompt_lookup=3 --modes plain,topk@auto", "`--modes` has 'topk@auto'"),
         ("--model x --assistant y --set folder=z", "'z' has the models of a `--pair`"),
@@ -114,7 +117,7 @@ def test_an_error_is_one_line(command: str, pattern: str, bundled, tiny_pair_fol
     monkeypatch.setattr(Arithmetic, "max_new_tokens", 4)
     out, empty = tmp_path / "out", tmp_path / "empty"
     empty.write_text("\n")
-    judge = hub_cards() / "arithmetic-judge"
+    judge = pairs.hub_cards() / "arithmetic-judge"
     models = f"--model {tiny_pair_folder / 'target'} --assistant {tiny_pair_folder / 'draft'}"
     places = {"M": models, "OUT": out, "EMPTY": empty, "TINY": tiny_pair_folder, "JUDGE": judge}
     command = command.replace("TINY", str(tiny_pair_folder))
@@ -127,3 +130,38 @@ def test_an_error_is_one_line(command: str, pattern: str, bundled, tiny_pair_fol
     assert last.startswith("Error: ") or result.stderr.count("\n") == 1
     assert not out.exists()
     assert not result.stdout
+
+
+FILES = {
+    "evaluate --data NONE": "`--data` has to be a text file",
+    "evaluate --task gsm8k --data NONE": "`--data` has to be an existing file",
+    "evaluate --task gsm8k --data EMPTY": "`split` has to be one of",
+    "evaluate --head NONE": "neither a folder",
+    "advise --data NONE": "`--data` has to be a text file",
+    "advise --answers NONE": "that `lossy-assist evaluate` wrote",
+    "calibrate --modes topk --out OUT --task gsm8k --data NONE": "`--data` has to be an existing file",
+    "calibrate --from NONE --out OUT": "that `lossy-assist evaluate` wrote",
+    "mine --out OUT --task gsm8k --data NONE": "`--data` has to be an existing file",
+    "mine --out OUT --task gsm8k --data EMPTY": "holds no rows",
+    "mine --out OUT --set split=none": "`split` has to be one of",
+    "train judge --out OUT --annotations NONE": "`--annotations` has to be a text file",
+    "generate --head NONE": "neither a folder",
+    "inspect --out NONE/page.html": "in an existing folder",
+}
+
+
+@pytest.mark.parametrize(("command", "message"), FILES.items())
+def test_a_file_that_cannot_be_read_is_refused_before_models_are_loaded(
+    command: str, message: str, tmp_path: Path, monkeypatch
+):
+    monkeypatch.setattr(pairs, "load", lambda *_, **__: pytest.fail("models were loaded"))
+    (empty := tmp_path / "empty").write_text("\n")
+    places = {"NONE": tmp_path / "nowhere" / "at" / "all" / "x", "EMPTY": empty, "OUT": tmp_path / "out"}
+    for name, path in places.items():
+        command = command.replace(name, str(path))
+    result = CliRunner().invoke(app, [*command.split(), "--pair", "arithmetic"])
+    assert result.exit_code == 2, result.output
+    assert message in result.stderr
+    assert result.stderr.startswith("error: ")
+    assert result.stderr.count("\n") == 1
+    assert not places["OUT"].exists()

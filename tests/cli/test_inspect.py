@@ -47,17 +47,17 @@ def test_models_of_one_s_own_continue_a_prompt(tiny_pair_folder, tmp_path: Path)
     models = ["--model", str(tiny_pair_folder / "target"), "--assistant", str(tiny_pair_folder / "draft")]
     head = f"judge={pairs.hub_cards() / 'arithmetic-judge'}"
     out = tmp_path / "page.html"
-    result = run(*models, "--max-new-tokens", "8", "--sample", "--seed", "3", "--out", str(out), PROMPT)
+    result = run(*models, "--max-new-tokens", "8", "--sample", "--set", "seed=3", "--out", str(out), PROMPT)
     assert result.exit_code == 0, result.output
-    assert headings(out) == ["lossless"]
-    refused = run(*models, "--head", head, "--modes", "judge", "--out", str(out), PROMPT)
+    assert headings(out) == ["lossless", "min_p"]
+    refused = run(*models, "--head", head, "--modes", "judge", "--overwrite", "--out", str(out), PROMPT)
     assert refused.exit_code == 2
     assert "judge" in refused.stderr
 
 
 def test_the_page_of_the_default_problem_has_a_title_and_says_whether_answers_are_right(tmp_path: Path):
     out = tmp_path / "page.html"
-    result = run("--pair", "arithmetic", "--modes", "lossless,dropmatch", "--seed", "0", "--out", str(out))
+    result = run("--pair", "arithmetic", "--modes", "lossless,dropmatch", "--set", "seed=0", "--out", str(out))
     assert result.exit_code == 0, result.output
     page = out.read_text(encoding="utf-8")
     assert re.findall(r"<h1>(.*)</h1>", page) == ["What became of every token"]
@@ -68,4 +68,26 @@ def test_the_page_of_a_wrong_answer_says_so(bundled, tmp_path: Path):
     out = tmp_path / "page.html"
     result = run("--pair", "arithmetic", "--max-new-tokens", "8", "--out", str(out))
     assert result.exit_code == 0, result.output
-    assert ANSWER.findall(out.read_text(encoding="utf-8")) == ["wrong"]
+    assert ANSWER.findall(out.read_text(encoding="utf-8")) == ["wrong", "wrong"]
+
+
+def test_a_lossy_rule_stands_beside_the_lossless_one_and_keeps_tokens_of_its_own(tmp_path: Path):
+    out = tmp_path / "page.html"
+    result = run("--pair", "arithmetic", "--out", str(out))
+    assert result.exit_code == 0, result.output
+    assert headings(out) == ["lossless", "min_p"]
+    lossless, lossy = out.read_text(encoding="utf-8").split("<h2>")[1:]
+    assert "kept only by min_p" not in lossless
+    assert "kept only by min_p" in lossy
+
+
+def test_a_file_is_replaced_only_if_that_is_said(bundled, tmp_path: Path):
+    out = tmp_path / "page.html"
+    out.write_text("mine")
+    refused = run("--pair", "arithmetic", "--max-new-tokens", "4", "--out", str(out))
+    assert refused.exit_code == 2
+    assert "is there; choose another, or add `--overwrite`" in refused.stderr
+    assert out.read_text() == "mine"
+    result = run("--pair", "arithmetic", "--max-new-tokens", "4", "--overwrite", "--out", str(out))
+    assert result.exit_code == 0, result.output
+    assert len(headings(out)) == 2

@@ -247,7 +247,7 @@ def test_the_cache_is_the_user_s(monkeypatch):
     [
         "generate --max-new-tokens 3",
         "inspect Hello --max-new-tokens 3 --out {folder}/page.html",
-        "bench --prompts 1 --repeats 1 --max-new-tokens 3 --modes plain,lossless",
+        "evaluate --limit 1 --max-new-tokens 3 --modes plain,lossless",
         "evaluate --task arithmetic --modes plain,dropmatch --limit 2 --max-new-tokens 4",
         "mine --task arithmetic --limit 2 --max-new-tokens 4 --out {folder}/mined",
     ],

@@ -1,21 +1,22 @@
-"""What the commands that measure have in common: models, prompts and modes, as options and ``--set`` name them."""
+"""Models, prompts and ways to decode, as a command's options and ``--set`` name them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from .. import tasks
+from .. import pairs, tasks
 from ..errors import LossyValueError
 from ..evaluation.modes import DecodingMode, modes_of
 from ..generation.spelling import read_gamma
 from ..heads import Head
 from ..integrations.vllm.engines import VllmEngines, vllm_engines, vllm_has
 from ..tasks import Task
-from .models import LoadedModels, ModelOptions, Openings, read_heads
+from ..values import COUNT, Rule, bounded, is_number
+from .models import LoadedModels, ModelOptions, read_heads
 
 LOADING = {
     "device": "cpu, cuda:0, …, or auto to spread the models; a GPU if there is one",
@@ -23,12 +24,15 @@ LOADING = {
     "prepack": "true orders bfloat16 or float32 weights for this CPU's kernels, once",
     "threads": "CPU threads; torch's choice by default",
 }
+SAMPLING = {
+    "temperature": "of --sample, 0.9 by default",
+    "top_p": "of --sample: draw from the likeliest tokens that have this probability together",
+}
 CHOOSING = {
     "split": "the task's split, test by default",
     "task.KEY": "a setting of the task, such as task.shots=8",
     "seed": "of the first prompt; each further prompt adds one",
-    "temperature": "of --sample, 0.9 by default",
-    "top_p": "of --sample: draw from the likeliest tokens that have this probability together",
+    **SAMPLING,
 }
 DRAFTING = {
     "gamma": "drafted tokens a round where a mode does not say, or auto; 5 by default",
@@ -37,6 +41,17 @@ DRAFTING = {
     "reference": "the mode to compare with; plain, else lossless by default",
 }
 LONGEST = "the longest response; the task's by default"
+
+_TEXT = Rule("a text", lambda x: isinstance(x, str))
+_RULES = {
+    **dict.fromkeys(("assistant_tokenizer", "device", "folder", "reference", "split", "vllm_python"), _TEXT),
+    "prepack": Rule("true or false", lambda x: isinstance(x, bool)),
+    "prompt_lookup": bounded(1, integer=True),
+    "seed": COUNT,
+    "temperature": Rule("a number > 0", lambda x: is_number(x) and x > 0),
+    "threads": bounded(1, integer=True),
+    "top_p": Rule("a number > 0 and <= 1", lambda x: is_number(x) and 0 < x <= 1),
+}
 
 
 @dataclass(frozen=True)
@@ -49,6 +64,7 @@ class Setup:
     data: str | None = None
     sample: bool = False
     engine: str = "hf"
+    split: str | None = "test"  # None for the task's first
     settings: Mapping[str, Any] = field(default_factory=dict)  # of ``--set``
 
     @classmethod
@@ -57,11 +73,12 @@ class Setup:
         settings: Mapping[str, Any], **others: Any,
     ) -> Setup:  # fmt: skip
         """Put options together, and refuse those that conflict before anything is loaded."""
-        loading = {key: value for key, value in settings.items() if key in (*LOADING, "prompt_lookup")}
-        if "folder" in loading:
-            loading["folder"] = Path(loading["folder"])
+        for key in _RULES.keys() & settings.keys():
+            _RULES[key].check(key, settings[key])
+        of_models = (*LOADING, "prompt_lookup", "assistant_tokenizer")
+        loading = {key: value for key, value in settings.items() if key in of_models}
         options = ModelOptions(pair, model, assistant, dtype, draft_dtype=draft_dtype, **loading)
-        setup = cls(options, settings=settings, **others)
+        setup = cls(options, settings=settings, **{"split": settings.get("split", "test"), **others})
         for key in ("temperature", "top_p"):
             if key in settings and not setup.sample:
                 raise LossyValueError(f"`{key}` {settings[key]} needs `--sample`; add it, or leave it out")
@@ -80,10 +97,6 @@ class Setup:
     @property
     def seed(self) -> int:
         return self.settings.get("seed", 0)
-
-    @property
-    def split(self) -> str:
-        return self.settings.get("split", "test")
 
     @property
     def gamma(self) -> int | str:
@@ -109,29 +122,32 @@ class Setup:
             return self.vllm.modes(modes)
         return [*modes, *self.vllm.modes(filter(vllm_has, modes))]
 
+    @property
+    def task_settings(self) -> dict[str, Any]:
+        return {key.removeprefix("task."): x for key, x in self.settings.items() if key.startswith("task.")}
+
     @cached_property
     def prompts(self) -> Task | None:
-        """The prompts that are named: of a task, or of a file without right answers."""
-        options = {key.removeprefix("task."): value for key, value in self.settings.items() if key.startswith("task.")}
+        """The prompts that are named: of a task, of a file without right answers, or of the pair."""
+        options = self.task_settings
         if self.task is not None:
             return tasks.load(self.task, self.data, **options)
         if self.data is not None:
             return tasks.load("prompts", self.data, **{"split": "test", **options})
         if options:
             raise LossyValueError(f"`--set` has settings {sorted(options)} of a task, but there is no `--task`")
-        return None
+        return None if self.models.pair is None else pairs.task_of(self.models.pair)
 
-    def load(self, needs_draft: bool = True) -> LoadedModels:
-        """Load the models; prompts that can't be read are refused before."""
-        self.models.check(optional=() if needs_draft else ("--assistant",))
-        heads = self.heads
-        if self.prompts is not None:
-            self.prompts.examples(self.split, 1)
-        loaded = self.models.load(self.prompts)
-        loaded = replace(loaded, heads={**loaded.heads, **heads})
-        return loaded if loaded.task is not None else replace(loaded, task=Openings())
+    def load(self, needed: Mapping[str, Any] | None = None, optional: Collection[str] = ()) -> LoadedModels:
+        """Load the models; options that conflict, and prompts that can't be read, are refused before."""
+        self.models.check(needed, optional)
+        heads, prompts = self.heads, self.prompts
+        if prompts is not None:
+            prompts.examples(self.split or prompts.splits[0], 1)
+        loaded = self.models.load(prompts)
+        return replace(loaded, heads={**loaded.heads, **heads})
 
     @property
     def is_scored(self) -> bool:
         """Whether the prompts have a task's score: a named task's, or that of a pair."""
-        return self.task is not None or (self.models.pair is not None and self.data is None)
+        return self.task is not None or (self.data is None and self.prompts is not None)
