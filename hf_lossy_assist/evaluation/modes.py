@@ -257,7 +257,7 @@ def _plain(text: str, settings: Mapping[str, Any], temperature: float | None) ->
 def _in_dtype(target: PreTrainedModel, name: str) -> Iterator[None]:
     """Let a target compute in another type inside a block; its own weights come back as they were."""
     if is_prepacked(target):
-        raise LossyUnsupportedError("a prepacked target can't compute in another dtype; load it without `--prepack`")
+        raise LossyUnsupportedError("a prepacked target can't compute in another dtype; load it without `prepack`")
     if name == "other":
         name = "bfloat16" if target.dtype == torch.float32 else "float32"
     own = [(parameter, parameter.data) for parameter in target.parameters() if parameter.is_floating_point()]
