@@ -77,7 +77,7 @@ def advise(
     for share in shares:
         DRAFT_COST.check("--draft-cost", share)
     if answers is not None:
-        load_answers(answers)  # a folder that can't be read is refused before models are loaded
+        load_answers(answers, "answers")  # a folder that can't be read is refused before models are loaded
     loaded, screen = setup.load(), Console()
     examples = loaded.task.examples(setup.split, limit)
     prompts, texts = loaded.encode(examples), {}

@@ -161,7 +161,7 @@ def differences(before: Mapping[str, Any], plan: Mapping[str, Any], free: Collec
     return [*found, *(["the problems are other ones"] if other else [])]
 
 
-def load_answers(folder: str | Path) -> tuple[dict[str, Any], list[Answer]]:
+def load_answers(folder: str | Path, argument: str = "folder") -> tuple[dict[str, Any], list[Answer]]:
     """Return the manifest and the answers of a folder that an evaluation has written, finished or not.
 
     Raises
@@ -169,7 +169,7 @@ def load_answers(folder: str | Path) -> tuple[dict[str, Any], list[Answer]]:
     LossyValueError
         When the folder was not written by an evaluation.
     """
-    return read_manifest(Path(folder), "evaluate", _KINDS), _answers(Path(folder))
+    return read_manifest(Path(folder), "evaluate", _KINDS, argument), _answers(Path(folder))
 
 
 def problem_sum(prompt: Sequence[int], answer: str) -> int:
@@ -187,7 +187,7 @@ def answers_of(folder: Path, plan: Mapping[str, Any]) -> dict[int, Answer]:
     LossyValueError
         When the folder has none, checksums in the place of texts, or answers of another target or to other problems.
     """
-    manifest, answers = load_answers(folder)
+    manifest, answers = load_answers(folder, "answers")
     modes = by_mode(answers)
     label = next((label for label in ("plain", "lossless") if label in modes), "")
     if not label or any(answer.text.startswith("crc32:") for answer in modes[label].values()):

@@ -83,7 +83,7 @@ def _lock(path: Path) -> FileLock:
     return FileLock(path, is_singleton=True)
 
 
-def read_manifest(folder: Path, command: str, kinds: Mapping[str, Any]) -> dict[str, Any]:
+def read_manifest(folder: Path, command: str, kinds: Mapping[str, Any], argument: str = "folder") -> dict[str, Any]:
     """Read the manifest that ``lossy-assist COMMAND`` wrote; raise if a field is missing or has another type."""
     try:
         manifest = from_json((folder / MANIFEST).read_bytes(), "it")
@@ -91,8 +91,8 @@ def read_manifest(folder: Path, command: str, kinds: Mapping[str, Any]) -> dict[
             raise TypeError(f"`{wrong[0]}` is of another type")
     except (LookupError, OSError, TypeError, ValueError) as error:
         raise LossyValueError(
-            f"`folder` has to be one that `lossy-assist {command}` wrote, but {str(folder / MANIFEST)!r} is none of "
-            f"its manifests: {error!r}"
+            f"`{argument}` has to be a folder that `lossy-assist {command}` wrote, but {str(folder / MANIFEST)!r} is "
+            f"none of its manifests: {error!r}"
         ) from error
     return manifest
 

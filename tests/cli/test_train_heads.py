@@ -166,7 +166,7 @@ def test_the_position_may_be_chosen(ratio_data, tmp_path):
         (("judge", "--annotations", "FILE"), "`--model` and `--assistant` have to be given"),
         (("judge", "--annotations", "FILE", "--model", "x"), "`--assistant` has to be given"),
         (("judge", "--annotations", "FILE", "--model", "x", "--pair", "arithmetic"), "leave out `--model`"),
-        (("judge", "--annotations", "FILE", "--pair", "arithmetic"), "there is no"),
+        (("judge", "--annotations", "FILE", "--pair", "arithmetic"), "`--annotations` has to be a text file"),
         (("judge", "--data", "/nowhere/at/all"), "'/nowhere/at/all'"),
         (("judge", "--data", "RATIOS"), "`lossy-assist train verifier`"),
         (("verifier", "--data", "MINED"), "`lossy-assist train judge`"),
