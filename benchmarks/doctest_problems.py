@@ -122,7 +122,7 @@ def _solves_itself(task: Code, example: Example) -> bool:
 
 def main(
     folders: Annotated[list[Path], typer.Argument(help="Folders of packages' sources; nothing in them is imported.")],
-    out: Annotated[Path, typer.Option(help="The JSONL file to write.")],
+    out: Annotated[Path, typer.Option(metavar="FILE", help="The JSONL file to write.")],
     without: Annotated[Path | None, typer.Option(help="Leave out functions of these problems, as HumanEval's.")] = None,
     longest: Annotated[int, typer.Option(min=1, help="Characters of the longest prompt.")] = 1200,
 ) -> None:

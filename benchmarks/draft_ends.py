@@ -43,7 +43,7 @@ COLUMNS = {
 
 
 def main(
-    out: Annotated[Path, typer.Option(help="A file of rows. If it exists, its table is printed.")],
+    out: Annotated[Path, typer.Option(metavar="FILE", help="A file of rows. If it exists, its table is printed.")],
     folder: Annotated[Path | None, typer.Option(help="A folder of `advise --out`.")] = None,
     costs: Annotated[Path | None, typer.Option(help="An advice.json with other costs than the folder's.")] = None,
     rules: Annotated[str, typer.Option(help="Rules that decide by p, q and x, as for evaluate.")] = RULES,

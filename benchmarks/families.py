@@ -81,7 +81,7 @@ def main(
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Length of each text.")] = 24,
     only: Annotated[str | None, typer.Option(help="Families, separated by commas; all by default.")] = None,
     threads: Threads = None,
-    out: Annotated[Path | None, typer.Option(help="Write the table to this file, as Markdown.")] = None,
+    out: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the table to this file, as Markdown.")] = None,
 ) -> None:
     """Tabulate tiny random models of every family that keeps a state, in float32."""
     limit_threads(threads)

@@ -98,7 +98,7 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 @app.command(cls=CleanCommand)
 def keep(
     folder: Annotated[Path, typer.Argument(help="What `mine` has written.")],
-    out: Annotated[Path, typer.Argument(help="The file to write.")],
+    out: Annotated[Path, typer.Argument(metavar="FILE", help="The file to write.")],
     longest: Annotated[
         int | None, typer.Option(help="Leave out prompts with a longer response, whose continuations are cut off.")
     ] = None,

@@ -34,7 +34,9 @@ COLUMNS = {
 
 
 def main(
-    out: Annotated[Path, typer.Option(help="A file of cells; those that it has are not measured again.")],
+    out: Annotated[
+        Path, typer.Option(metavar="FILE", help="A file of cells; those that it has are not measured again.")
+    ],
     pair: PairName = "arithmetic",
     prompts: Annotated[int, typer.Option(min=2, help="Number of prompts.")] = 100,
     gammas: Annotated[str, typer.Option(help="Draft lengths.")] = "2,5,8,16",
