@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import importlib.util
+import warnings
 from collections.abc import Mapping
 from random import Random
 from typing import Any
@@ -86,7 +87,8 @@ def _adapted() -> tuple[PreTrainedModel, PreTrainedModel]:
 
     base, draft = family("llama")
     lora = {"r": 4, "target_modules": ["q_proj", "v_proj"], "init_lora_weights": False}
-    with torch.random.fork_rng():
+    with torch.random.fork_rng(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # peft asks for what transformers has renamed
         torch.manual_seed(1)
         model = peft.get_peft_model(copy.deepcopy(base), peft.LoraConfig(**lora), adapter_name="one")
         model.add_adapter("two", peft.LoraConfig(**lora))
