@@ -55,7 +55,7 @@ class Console(AnyConsole):
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         for segment in super().render(renderable, options):
-            yield segment if segment.control else segment._replace(text=printable(segment.text))
+            yield segment if segment.control else Segment(printable(segment.text), segment.style)
 
 
 class _CleanErrors:
