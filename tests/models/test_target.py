@@ -52,7 +52,7 @@ def test_it_judges_all_tokens_otherwise_up_to_each_row_s_length():
     model, texts = tiny(), [[5, 6, 7], [8, 9, 10]]
     draft = replace(draft_of(2), lengths=(5, 2))
     candidate = torch.cat([rectangle(texts), draft.tokens], dim=1)
-    verification = target_for(model, texts, Lossless()).verify(candidate, draft)
+    verification, _ = target_for(model, texts, Lossless()).verify(candidate, draft)
     assert_last_logits(model, verification.logits, candidate.tolist())
     assert verification.drafted.tolist() == [[True] * 5, [True, True, False, False, False]]
     assert verification.tokens.equal(draft.tokens)
@@ -82,7 +82,7 @@ def test_it_keeps_what_was_committed(rows: int):
             new = random_round(len(texts), drafted, generator, ends=0)
             draft = Draft(torch.tensor([tokens[:-1] for tokens in new.tokens], dtype=torch.long))
             candidate = [text + tokens[:-1] for text, tokens in zip(texts, new.tokens, strict=True)]
-            verification = target.verify(rectangle(candidate), draft)
+            verification, _ = target.verify(rectangle(candidate), draft)
             assert_last_logits(model, verification.logits, candidate)
             assert verification.logits_after is None  # so `replace(verification, logits=…)` leaves none behind
             commit = commit_of(layout, ids, new.tokens, new.counts, new.ended, verification)
