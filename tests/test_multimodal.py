@@ -59,6 +59,10 @@ def copied(inputs):
     return {name: value.clone() for name, value in inputs.items()}
 
 
+# A method of the versions that encode images before they decode, and split what they encoded into rows.
+SPLITS = "_prepare_multimodal_encoder_kwargs_for_generation"
+
+
 @pytest.mark.parametrize("drafter", DRAFTERS)
 @pytest.mark.parametrize("rows", [1, 3])
 @pytest.mark.parametrize("name", MODELS)
@@ -66,7 +70,7 @@ def test_lossless_parity(name: str, rows: int, drafter: str):
     target, inputs = asked(name, rows)
     if drafter == "a text model" and name in ("kyutai", "udop"):
         pytest.skip("no text precedes what is drafted")
-    splits = hasattr(target, "_prepare_multimodal_encoder_kwargs_for_generation")
+    splits = hasattr(target, SPLITS)
     if obstacle_to_rollback(target, several=True) or (rows > 1 and name in ROW_BY_ROW and not splits):
         with pytest.raises(LossyUnsupportedError, match=r"one prompt at a time|roll (the|its) cache back"):
             both(target, inputs, rows, **DRAFTERS[drafter](target))
@@ -277,6 +281,8 @@ STATIC_DRAFTERS = DRAFTERS | {
 @pytest.mark.parametrize("rows", [1, 3])
 def test_layers_that_attend_to_no_image_are_empty_in_static_caches(sees: bool, rows: int, drafter: str):
     target, inputs = asked("mllama", rows)
+    if sees and not hasattr(target, SPLITS):
+        pytest.skip("in this version plain generate() fails")
     if not sees:
         inputs = {name: inputs[name] for name in ("input_ids", "attention_mask")}
         inputs["input_ids"][inputs["input_ids"] == IMAGE] = 9
@@ -297,6 +303,8 @@ def test_a_draft_has_to_generate():
 def test_a_draft_of_another_dtype(name: str):
     """What it reads comes in its own type."""
     target, inputs = asked(name)
+    if obstacle_to_rollback(target, several=True):
+        pytest.skip("this version can't go on from its states")
     plain, ours = both(target, inputs, assistant_model=noisy_copy(target, 0.01).float())
     assert_same_rows(ours.sequences, plain, 1e-6)
 
@@ -335,6 +343,8 @@ def test_an_adapter_for_each_row(drafter: str):
 )
 def test_a_draft_that_reads_other_images_or_sounds_is_refused(target: str, draft: str):
     inputs = inputs_of(Random(0), target, 1)
+    if "lfm2_vl" in (target, draft) and obstacle_to_rollback(reader("lfm2_vl")[0], several=True):
+        pytest.skip("this version can't go on from its states")
     with (
         counted(reader(target)[0]) as forwards,
         pytest.raises(LossyUnsupportedError, match="can't read what the target reads"),
@@ -345,6 +355,8 @@ def test_a_draft_that_reads_other_images_or_sounds_is_refused(target: str, draft
 
 def test_a_draft_whose_generate_runs_a_model_inside_reads_text_alone():
     target, _ = asked("kosmos2")
+    if not hasattr(target, SPLITS):
+        pytest.skip("in this version plain generate() needs an image")
     plain, ours = both(target, {"input_ids": prompt()}, assistant_model=noisy_copy(target, 0.01))
     assert_same_rows(ours.sequences, plain)
     assert ours.lossy_stats.accepted > 0
