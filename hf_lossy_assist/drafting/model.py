@@ -42,6 +42,8 @@ from .draft_ends import DraftLength, DraftStop
 from .vocabulary import NEVER, Vocabulary, check_vocabularies
 
 _WITHOUT = nullcontext()
+NO_END = 2**31
+"""A length that no text reaches."""
 
 
 def check_draft_model(target: PreTrainedModel, draft: PreTrainedModel) -> None:
@@ -91,7 +93,7 @@ class ModelDrafter(Drafter, CandidateGenerator):
         *,
         processors: LogitsProcessorList | None = None,
         do_sample: bool = False,
-        max_length: int = 2**31,
+        max_length: int = NO_END,
         attention_mask: Tensor | None = None,
         randomness: Randomness | None = None,
         keep_logits: bool = True,
@@ -109,7 +111,7 @@ class ModelDrafter(Drafter, CandidateGenerator):
         self.processors = LogitsProcessorList() if processors is None else processors
         self._reads_text = reads_text(self.processors)
         self.do_sample = do_sample
-        self.max_length = max_length
+        self.max_length = min(max_length, NO_END)  # a caller's may be larger than any tensor holds
         self.randomness = Randomness() if randomness is None else randomness
         self.keep_logits = keep_logits
         self.stop = stop

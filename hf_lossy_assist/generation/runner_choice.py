@@ -18,7 +18,7 @@ from transformers.cache_utils import StaticCache
 from .. import compat
 from ..compat import belongs_to_user
 from ..drafting.eagle3_static import StaticEagle3Forwards
-from ..drafting.model import mask_of
+from ..drafting.model import NO_END, mask_of
 from ..drafting.tree import MOST
 from ..drafting.vocabulary import Vocabulary, vocabulary_of, vocabulary_sizes
 from ..errors import LossyUnsupportedError, warn_once
@@ -97,7 +97,7 @@ class _RunnerChoice:
         positions = self.call.inputs.get("position_ids")
         if self.call.batch == 1 or positions is None:
             return None
-        return positions[..., -1:] + (self.call.config.max_length - self.call.ids.shape[1])
+        return positions[..., -1:] + (min(self.call.config.max_length, NO_END) - self.call.ids.shape[1])
 
     def dynamic(self) -> ModelRunner:
         """Return the target's runner on a dynamic cache, or with saved states."""

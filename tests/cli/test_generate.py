@@ -115,7 +115,6 @@ def test_settings_reach_the_rule(bundled):
     # An untrained draft is hardly ever the target's first choice, but always among all its choices.
     marks = {k: run_pair("--show-acceptance", "--mode", f"topk@8:k={k}").count("«") for k in (1, 9999)}
     assert run_pair("--show-acceptance", "--mode", "topk:k=9999", "--set", "gamma=8").count("«") == marks[9999]
-    assert run_pair("--mode", "topk:k=9999", "--num-assistant-tokens", "8", "--show-acceptance").count("«") > 5
     assert marks[1] == 0
     assert marks[9999] > 5
 
