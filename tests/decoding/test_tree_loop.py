@@ -10,7 +10,7 @@ import torch
 from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM, StoppingCriteria, StoppingCriteriaList
 
 from hf_lossy_assist import LossyUnsupportedError
-from hf_lossy_assist.compat import CACHE
+from hf_lossy_assist.compat import CACHE, forward_accepts, obstacle_to_rollback
 from hf_lossy_assist.drafting.tree import TreeDrafter
 from hf_lossy_assist.heads import JudgeConfig, JudgeHead, ModelIdentity
 from tests.acceptors.fixtures import chi_square_p, count_texts, law_of_texts, pooled
@@ -51,14 +51,16 @@ def test_lossless_greedy_texts_are_plain_ones(architecture: str):
     assert 0 in lengths
 
 
-REFUSED = {"bloom", "llama4_text", "lfm2", "lfm2_moe", *RECURRENT}
+REFUSED = {"gpt_neo", "llama4_text", "lfm2", "lfm2_moe", *RECURRENT}  # by their attention or their states
 
 
 @pytest.mark.parametrize("name", [*ATTENDING, *RECURRENT])
 def test_every_family_writes_plain_texts_or_is_refused_by_name(name: str):
     target, draft = family(name)
     kwargs = GREEDY | {"input_ids": prompt(), "eos_token_id": None, "max_new_tokens": 16}
-    if name not in REFUSED:
+    # Positions of a tree are depths; and older versions read some models one token at a time.
+    chains_only = not forward_accepts(target, "position_ids") or obstacle_to_rollback(target, several=True)
+    if name not in REFUSED and not chains_only:
         assert_same_text(trees(target, draft, **kwargs).sequences, target.generate(**kwargs))
         return
     handle = target.register_forward_pre_hook(lambda *_: pytest.fail("a forward pass"))
