@@ -41,7 +41,7 @@ def price(own: Mapping[int, Answer], lossless: Mapping[int, Answer], gamma: int)
     Examples
     --------
     >>> lossless = {i: Answer("lossless", i, 1.0, 150, 100, 50, None, "") for i in range(4)}
-    >>> rule = {i: Answer("rule", i, i > 0, 175, 100, 75, None, "") for i in range(4)}
+    >>> rule = {i: Answer("rule", i, float(i > 0), 175, 100, 75, None, "") for i in range(4)}
     >>> one = price(rule, lossless, gamma=1)  # a half and three quarters of the drafted tokens
     >>> round(one.share[0], 3), round(one.price[0], 1)
     (0.5, -50.0)
