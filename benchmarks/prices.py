@@ -17,7 +17,7 @@ import typer
 
 from hf_lossy_assist.errors import LossyValueError
 from hf_lossy_assist.evaluation.answers import Answer, by_mode, load_answers
-from hf_lossy_assist.evaluation.quality import Interval, bootstrap_sums, middle
+from hf_lossy_assist.evaluation.quality import Interval, interval_of_sums
 from hf_lossy_assist.theory import expected_tokens_per_round
 
 from . import command
@@ -28,7 +28,7 @@ _ALPHAS = np.linspace(0.0, 1.0, 10_001)
 
 @dataclass(frozen=True)
 class Price:
-    """What a rule keeps and loses beside ``lossless``, on ``n`` problems, with bootstraps over these."""
+    """What a rule keeps and loses beside ``lossless``, on ``n`` problems, with intervals over these."""
 
     n: int
     share: Interval
@@ -47,15 +47,17 @@ def price(own: Mapping[int, Answer], lossless: Mapping[int, Answer], gamma: int)
     (0.5, -50.0)
     """
     ids = sorted(own.keys() & lossless.keys())
-    counts = [
-        (own[i].tokens, own[i].rounds, lossless[i].tokens, lossless[i].rounds, 100 * (own[i].score - lossless[i].score))
-        for i in ids
-    ]
-    sums = bootstrap_sums(np.array(counts, dtype=float)).T
+    pairs = [(own[i], lossless[i]) for i in ids]
+    counts = [(x.tokens, x.rounds, y.tokens, y.rounds, 100 * (x.score - y.score), 1) for x, y in pairs]
     expected = np.asarray(expected_tokens_per_round(_ALPHAS, gamma), dtype=float)
-    alpha, before = (np.interp(sums[i] / sums[i + 1], expected, _ALPHAS) for i in (0, 2))
-    share, points = (alpha - before) / (1 - before), sums[4] / len(ids)
-    return Price(len(ids), middle(share), middle(points / share))
+
+    def share(sums: np.ndarray) -> np.ndarray:
+        alpha, before = (np.interp(sums[:, i] / sums[:, i + 1], expected, _ALPHAS) for i in (0, 2))
+        return (alpha - before) / (1 - before)
+
+    values = np.array(counts, dtype=float)
+    paid = interval_of_sums(values, lambda sums: sums[:, 4] / sums[:, 5] / share(sums))
+    return Price(len(ids), interval_of_sums(values, share), paid)
 
 
 def table(folder: Path) -> str:

@@ -8,6 +8,7 @@ much faster a rule decodes, and calls per answer how long an answer takes.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,6 +17,7 @@ from typing import Annotated, Any
 
 import numpy as np
 import typer
+from scipy.stats import binomtest, t
 
 from hf_lossy_assist.drafting.draft_ends import DEFAULT_NUM_TOKENS
 from hf_lossy_assist.evaluation.answers import COSTS, Answer, by_mode, load_answers
@@ -23,9 +25,8 @@ from hf_lossy_assist.evaluation.costs import predicted_seconds
 from hf_lossy_assist.evaluation.modes import DecodingMode, parse_modes
 from hf_lossy_assist.evaluation.quality import (
     Interval,
-    bootstrap_sums,
-    middle,
     paired_interval,
+    ratio_interval,
     times_as_fast,
     tokens_per_call,
 )
@@ -40,7 +41,7 @@ _GREEDY = ("min_p", "regret", "typical")
 _FIRST_PAGE = {  # by texts, the folder of their answers and of the advice about them, and the rules
     "GSM8K, greedily": ("gsm8k", _GREEDY),
     "HumanEval, greedily": ("humaneval", _GREEDY),
-    "GSM8K, drawn": ("gsm8k-drawn", ("cactus:delta=0.1",)),
+    "GSM8K, sampled": ("gsm8k-drawn", ("cactus:delta=0.1",)),
 }
 
 
@@ -69,24 +70,22 @@ class Row:
         >>> plain = {i: Answer("lossless", i, 1.0, 60, 12, 48, None, "") for i in range(2)}
         >>> topk = {i: Answer("topk", i, i, 60, 10, 50, None, "", cut=not i) for i in range(2)}
         >>> row = Row.of(topk, plain, ({0: 3.0, 1: 3.0}, {0: 4.0, 1: 4.0}))
-        >>> row.points[0], row.kept, row.tokens_per_call[0], row.time[0], row.cut
+        >>> row.points[0], row.kept, round(row.tokens_per_call[0], 3), row.time[0], row.cut
         (-50.0, 5.0, 1.2, 0.75, 50.0)
         """
         pairs = [(own[i], reference[i]) for i in sorted(own.keys() & reference.keys())]
-        counts = np.array([[(x.tokens, x.rounds) for x in pair] for pair in pairs], dtype=float)
-        sums = bootstrap_sums(counts)  # (draws, own or not, tokens or rounds)
-        drafts = any(x.accepted for x, _ in pairs) and bool(sums[0, 0, 1])
-        tokens = sums[:, 0, 0] / sums[:, 1, 0]
-        calls = sums[:, 0, 1] / sums[:, 1, 1]
-        taken = bootstrap_sums(np.array([[each[x.id] for each in spent] for x, _ in pairs], dtype=float))
+        counts = np.array([(x.tokens, x.rounds, y.tokens, y.rounds) for x, y in pairs], dtype=float)
+        taken = np.array([[each[x.id] for each in spent] for x, _ in pairs], dtype=float)
+        rounds = counts[:, 1].sum()
+        drafts = bool(rounds and counts[:, 3].sum()) and any(x.accepted for x, _ in pairs)
         return cls(
             n=len(pairs),
             score=100 * sum(x.score for x, _ in pairs) / len(pairs),
             points=points(pairs),
-            kept=float(sum(x.accepted for x, _ in pairs) / sums[0, 0, 1]) if drafts else None,
-            tokens_per_call=middle(tokens / calls) if drafts else None,
-            tokens=middle(tokens),
-            time=middle(taken[:, 0] / taken[:, 1]) if spent else None,
+            kept=float(sum(x.accepted for x, _ in pairs) / rounds) if drafts else None,
+            tokens_per_call=times_as_fast(counts[:, :2], counts[:, 2:]) if drafts else None,
+            tokens=ratio_interval(counts, lambda sums: sums[:, 0] / sums[:, 2]),
+            time=ratio_interval(taken, lambda sums: sums[:, 0] / sums[:, 1]) if spent else None,
             cut=100 * sum(x.cut for x, _ in pairs) / len(pairs),
         )
 
@@ -211,40 +210,86 @@ def table(folder: Path, costs: Path | None = None) -> str:
 
 
 def first_page() -> str:
-    """Return README's table: what rules gain and cost with drafts of five tokens, and what ``advise`` predicts."""
-    heads = ("texts", "rule", "points", "tokens of an answer, ×", "speed, ×", "predicted")
+    """Return README's table: what rules cost and gain with drafts of five tokens. Bold is what Holm's test shows."""
+    texts = {name: Kept.of(_ROWS / folder) for name, (folder, _) in _FIRST_PAGE.items()}
+    rows = {(name, rule): texts[name].row(rule) for name, (_, rules) in _FIRST_PAGE.items() for rule in rules}
+    lost = holm([p_of_points(texts[name], rule) for name, rule in rows])
+    faster = holm([p_of_ratio(row.time, row.n) for row in rows.values()])
+    heads = ("texts", "rule", "points", "time of an answer, ×")
+    lines = [f"| {' | '.join(heads)} |", f"|{'---|' * len(heads)}"]
+    for ((name, rule), row), *ps in zip(rows.items(), lost, faster, strict=True):
+        first = f"{name}, {row.n} problems" if rule == _FIRST_PAGE[name][1][0] else ""
+        cells = [f"**{x}**" if p < 0.05 else x for x, p in zip((signed(row.points), times(row.time)), ps, strict=True)]
+        lines.append(f"| {' | '.join([first, f'`{rule}`', *cells])} |")
+    return "\n".join(lines)
+
+
+def p_of_points(kept: Kept, rule: str) -> float:
+    """Return McNemar's exact p that a rule and the reference have equally many right answers.
+
+    Examples
+    --------
+    >>> answers = {x: {i: Answer(x, i, float(x == "a"), 9, 3, 6, None, "") for i in range(6)} for x in "ab"}
+    >>> p_of_points(Kept(answers, "a", {}), "b") == 2 * 0.5**6
+    True
+    """
+    own, others = kept.modes[rule], kept.modes[kept.reference]
+    apart = [own[i].score - others[i].score for i in own.keys() & others.keys()]
+    better, worse = sum(d > 0 for d in apart), sum(d < 0 for d in apart)
+    return float(binomtest(better, better + worse).pvalue) if better + worse else 1.0
+
+
+def p_of_ratio(ratio: Interval, n: int) -> float:
+    """Return the two-sided p that a ratio of ``n`` problems, with its interval, is 1."""
+    estimate, low, high = map(math.log, ratio)
+    error = (high - low) / (2 * t.ppf(0.975, n - 1))
+    return 2 * float(t.sf(abs(estimate) / error, n - 1))
+
+
+def holm(ps: Sequence[float]) -> list[float]:
+    """Return p values that allow for all comparisons made, by Holm's method.
+
+    Examples
+    --------
+    >>> holm([0.03, 0.01, 0.5])
+    [0.06, 0.03, 0.5]
+    """
+    order = np.argsort(ps)
+    steps = np.maximum.accumulate([(len(ps) - i) * ps[one] for i, one in enumerate(order)])
+    return np.minimum(1.0, steps[np.argsort(order)]).tolist()
+
+
+def predictions() -> str:
+    """Return what ``advise`` said from 12 problems beside what the others of the same texts have shown."""
+    heads = ("texts", "rule", "predicted, ×", "seen, ×")
     lines = [f"| {' | '.join(heads)} |", f"|{'---|' * len(heads)}"]
     for texts, (name, rules) in _FIRST_PAGE.items():
         kept = Kept.of(_ROWS / name)
-        said = json.loads((_ROWS / "advice" / f"{name}.json").read_text(encoding="utf-8"))["rows"]
-        by_mode = {row["mode"]: row for row in said if row["gamma"] == DEFAULT_NUM_TOKENS}
-        first = f"{texts}, {len(kept.modes[kept.reference])} problems"
+        said = json.loads((_ROWS / "advice" / f"{name}.json").read_text(encoding="utf-8"))
+        by_mode = {row["mode"]: row["tokens_per_call"] for row in said["rows"] if row["gamma"] == DEFAULT_NUM_TOKENS}
+        first = texts
         for rule in rules:
-            row, advised = kept.row(rule), by_mode[rule]
-            beside = by_mode["lossless"]["times_lossless"]  # the best lossless setting may have another draft length
-            predicted = tuple(advised[key] / beside for key in ("times_lossless", "low", "high"))
-            cells = (
-                first,
-                f"`{rule}`",
-                signed(row.points),
-                *map(times, (row.tokens, row.tokens_per_call, predicted)),
-            )
-            lines.append(f"| {' | '.join(cells)} |")
+            others = [i for i in kept.modes[rule] if i >= said["answers"]]
+            seen = times(kept.row(rule, others).tokens_per_call)
+            lines.append(f"| {first} | `{rule}` | {by_mode[rule] / by_mode['lossless']:.2f} | {seen} |")
             first = ""
     return "\n".join(lines)
 
 
 def main(
-    folder: Annotated[Path | None, typer.Argument(help="What `evaluate` has written; README's table without.")] = None,
+    folder: Annotated[
+        Path | None,
+        typer.Argument(help="What `evaluate` wrote; without, what README shows."),
+    ] = None,
     costs: Annotated[
         Path | None, typer.Option(help="A costs.json of `evaluate` on this machine; the folder's own by default.")
     ] = None,
 ) -> None:
     """Print a table of scores, tokens and time, with 95 % intervals, beside the reference on the same problems.
 
-    Gains are multiples of the reference's, with intervals of a bootstrap over problems.
+    Gains are multiples of the reference's, with intervals over problems.
     """
-    typer.echo(first_page() if folder is None else table(folder, costs))
+    typer.echo(f"{first_page()}\n\n{predictions()}" if folder is None else table(folder, costs))
 
 
 app = command(main)

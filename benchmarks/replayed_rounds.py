@@ -1,7 +1,7 @@
 """``python -m benchmarks.replayed_rounds``: what ``advise`` predicts beside what the loop itself keeps, rule by rule.
 
 Every rule answers the same prompts with every draft length. A cell is right if zero lies within the 95 % interval of
-the difference between both means of kept tokens per round, by a bootstrap over prompts.
+the difference between both means of kept tokens per round, with an interval over prompts.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from hf_lossy_assist.cli.models import LoadedModels, ModelOptions
 from hf_lossy_assist.cli.options import Threads
 from hf_lossy_assist.evaluation.advice.advising import Advising
 from hf_lossy_assist.evaluation.modes import usual_modes
-from hf_lossy_assist.evaluation.quality import bootstrap_sums, middle
+from hf_lossy_assist.evaluation.quality import interval_of_sums
 from hf_lossy_assist.evaluation.requests import batches_of, run_request
 from hf_lossy_assist.evaluation.tables import table
 from hf_lossy_assist.store.folder import append_lines, read_lines
@@ -100,8 +100,7 @@ def difference(cell: Mapping[str, Any]) -> tuple[float, float, float]:
     0.05
     """
     counts = np.array([*cell["predicted"], *cell["seen"]], dtype=float)
-    rounds, kept, of_loop, kept_there = bootstrap_sums(counts.T).T
-    error, low, high = middle((kept / rounds) / (kept_there / of_loop) - 1)
+    error, low, high = interval_of_sums(counts.T, lambda s: (s[:, 1] / s[:, 0]) / (s[:, 3] / s[:, 2]) - 1)
     return round(error, 9), low, high
 
 

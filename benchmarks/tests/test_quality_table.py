@@ -65,11 +65,6 @@ def test_scores_and_gains(folder):
     assert found["`typical@8`"]["time, ×"] == "", "nobody knows what longer rounds cost"
 
 
-def test_scores_between_right_and_wrong_have_an_interval_of_their_own_size(folder):
-    # Differences of -0.5 and -0.75, and two more of √(0.5⁴ + 0.75⁴) / √(0.5² + 0.75²).
-    assert rows(folder)["`typical@8`", "2"]["points"] == "-62.5 (-100.0 … +75.7)"
-
-
 def test_an_answer_takes_its_own_rounds_times_what_they_cost(folder, tmp_path, monkeypatch):
     """Prompts of 100 tokens are read in 1 s; a drafted token takes 0.02 s, and so do 0.2 s of each round."""
     (tmp_path / "prompts.json").write_text('{"words": [100, 100, 100]}')
@@ -111,3 +106,14 @@ def test_a_page_shows_what_the_kept_answers_say(page: str, kept: str):
 @pytest.mark.parametrize("page", ["README.md", "docs/results/which-rule.md"])
 def test_the_table_of_the_first_page_is_that_of_the_kept_answers(page: str):
     assert quality_table.first_page() in (ROOT / page).read_text(encoding="utf-8")
+
+
+def test_predictions_stand_beside_what_other_problems_have_shown():
+    assert quality_table.predictions() in (ROOT / "docs/results/which-rule.md").read_text(encoding="utf-8")
+
+
+def test_a_ratio_has_the_p_value_of_its_interval():
+    """At p = 0.05 the interval ends at 1."""
+    ends = 1.21, 1.0, 1.21**2
+    assert quality_table.p_of_ratio(ends, 7) == pytest.approx(0.05)
+    assert quality_table.p_of_ratio((1 / 1.21, 1.21**-2, 1.0), 7) == pytest.approx(0.05)

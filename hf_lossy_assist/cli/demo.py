@@ -85,7 +85,7 @@ class Verdict:
         speed = (
             f"{rule} is the fastest rule{' that is not shown to lose points' if good else ''}: "
             f"{interval(times['lossless'])} × as fast as {lossless}, the fastest lossless setting, and "
-            f"{interval(times['plain'])} × as fast as the target alone (in brackets: 95 % of a bootstrap over the "
+            f"{interval(times['plain'])} × as fast as the target alone (in brackets: a 95 % interval over the "
             "batches)."
         )
         slow = ""

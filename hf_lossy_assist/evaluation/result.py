@@ -19,7 +19,7 @@ class Kind:
 
     category: str
     row: ModeScore
-    acceptance: Interval  # tokens per call of the target, with a bootstrap over the prompts
+    acceptance: Interval  # tokens per call of the target, with an interval over the prompts
 
 
 @dataclass(frozen=True, eq=False, repr=False)

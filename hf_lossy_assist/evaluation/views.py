@@ -91,7 +91,7 @@ def speed_table(rows: Rows) -> NumberTable:
         columns["least–largest"] = lambda row: "–".join(map(figure, (row.speed.least, row.speed.most)))
     for name in rows[0].speed.times:
         columns[_BASELINES[name]] = lambda row, name=name: interval(row.speed.times.get(name))
-    return table(rows, columns, "Speed; ×: tokens per second, with 95 % of a bootstrap over the calls")
+    return table(rows, columns, "Speed; ×: tokens per second, with 95 % intervals over the calls")
 
 
 def predicted_table(rows: Rows, reference: str) -> NumberTable | None:

@@ -47,7 +47,7 @@ def test_speeds_ratios_and_latencies():
     assert (ours.score, ours.difference) == (None, 0.0)
 
 
-def test_ratios_have_the_interval_of_a_bootstrap_over_the_calls():
+def test_ratios_have_an_interval_over_the_calls():
     """40 answers of 10 tokens, which one mode gives in 1 s and the other in 1 or 3: as numpy's bootstrap says."""
     seconds = np.where(np.arange(40) % 4, 1.0, 3.0)
     answers = [timed("plain", i, s) for i, s in enumerate(seconds)] + [timed("lossless@5", i, 1.0) for i in range(40)]
