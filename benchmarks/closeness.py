@@ -27,10 +27,9 @@ from hf_lossy_assist.cli.options import Threads
 from hf_lossy_assist.core.distributions import entropy
 from hf_lossy_assist.errors import LossyValueError
 from hf_lossy_assist.evaluation.tables import table
-from hf_lossy_assist.training.crossing import cross, fit, gain_of
 from hf_lossy_assist.training.examples import Examples, joined, read_judged
 from hf_lossy_assist.training.judge_training import STRENGTHS, regressions
-from hf_lossy_assist.training.validation import area_of, both_classes, deal
+from hf_lossy_assist.training.validation import area_of, both_classes, cross, deal, fit, gain_of
 
 AUCS = {name: itemgetter(i) for i, name in enumerate(("quantity", "AUC", "from", "to"))}
 SHARES = {name: itemgetter(i) for i, name in enumerate(("nats below the best token", "mismatches", "important (%)"))}
@@ -119,7 +118,7 @@ def _rows(name: str, examples: Examples, scores: NDArray[np.floating]) -> Iterat
 def beside(examples: Examples, quantities: NDArray[np.floating]) -> Iterator[tuple[str, ...]]:
     """Yield the AUCs of regressions on quantities and places ``(N, k)``, on states, and on both, out of fold."""
     both = replace(examples, states={**examples.states, "quantities": quantities.astype(np.float32)})
-    folds = deal(both.labels, both.prompts)
+    folds = deal(both)
     for columns in (["quantities"], *(x for state in examples.states for x in ([state], [state, "quantities"]))):
         scores = cross(regressions(STRENGTHS), columns, both, folds).probabilities
         yield from _rows(" and ".join(columns), both, scores)
@@ -127,7 +126,7 @@ def beside(examples: Examples, quantities: NDArray[np.floating]) -> Iterator[tup
 
 def fewer(examples: Examples) -> Iterator[tuple[str, ...]]:
     """Yield the AUCs of regressions that see some of the labels only, out of fold on all of them."""
-    rng, folds = np.random.default_rng(0), deal(examples.labels, examples.prompts)
+    rng, folds = np.random.default_rng(0), deal(examples)
     order = rng.permutation(len(examples))
     place = np.empty(len(examples), dtype=int)  # of each label among its prompt's, in a random order
     for prompt in np.unique(examples.prompts):
@@ -148,10 +147,10 @@ def across(examples: Examples, other: Examples) -> Iterator[tuple[str, ...]]:
     The last row is the AUC by heads of both less that by heads of the examples alone.
     """
     columns, grid = ["target_previous"], regressions(STRENGTHS)
-    head = fit(cross(grid, columns, other, deal(other.labels, other.prompts)).chosen, columns, other)
+    head = fit(cross(grid, columns, other, deal(other)).chosen, columns, other)
     yield from _rows("a head of the other data", examples, head.predict_proba(examples.features(columns))[:, 1])
     # The other data are a fold of their own, so every fold of the examples is judged by a head that has seen them.
-    dealt = deal(examples.labels, examples.prompts)
+    dealt = deal(examples)
     folds = np.concatenate([dealt, np.full(len(other), -1)])
     both = cross(grid, columns, joined([examples, other]), folds).probabilities[: len(examples)]
     yield from _rows("heads of both", examples, both)

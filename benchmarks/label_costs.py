@@ -25,11 +25,10 @@ from hf_lossy_assist.cli.console import CleanCommand, limit_threads
 from hf_lossy_assist.compat import CACHE, new_cache
 from hf_lossy_assist.evaluation.tables import table
 from hf_lossy_assist.models.reading import CachedText, read, read_prompts
+from hf_lossy_assist.training.choice import Ids
 from hf_lossy_assist.training.labelling import Labelling
-from hf_lossy_assist.training.prompts import Ids, Prompt, ResponseCost
-from hf_lossy_assist.training.search import Found
-from hf_lossy_assist.training.searches import Searches
-from hf_lossy_assist.training.writing import LocalWriter, ResponseLimits, Writer
+from hf_lossy_assist.training.search import Found, Searches
+from hf_lossy_assist.training.writing import LocalWriter, Prompt, ResponseCost, ResponseLimits, Writer
 
 _HEADINGS = ("texts are written by", "labels", "seconds", "labels an hour", "agree")
 COLUMNS = {name: itemgetter(i) for i, name in enumerate(_HEADINGS)}

@@ -11,6 +11,7 @@ import json
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from operator import itemgetter
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -24,11 +25,15 @@ from hf_lossy_assist.errors import LossyValueError
 from hf_lossy_assist.evaluation.records import provenance
 from hf_lossy_assist.store.folder import append_lines
 from hf_lossy_assist.tasks import Task
-from hf_lossy_assist.training.label_folder import Mined, Search, UnfinishedSearches, load_mined, record_of, search_of
+from hf_lossy_assist.training.judge_labels import JudgeMiner
+from hf_lossy_assist.training.label_folder import MINED, Mined, load_mined
 from hf_lossy_assist.training.labelling import Labelling, mine
-from hf_lossy_assist.training.labels import JudgeLabels, Miner, judge_miner
-from hf_lossy_assist.training.prompts import MINED, Prompt
-from hf_lossy_assist.training.searches import Searched
+from hf_lossy_assist.training.labels import JudgeLabels
+from hf_lossy_assist.training.search import Found, Mismatch, Searched
+from hf_lossy_assist.training.writing import Prompt, ResponseCost
+
+Search = tuple[ResponseCost, Found]
+_COLUMNS = "prompt_id answer first_response last_response target_tokens retokenised solved".split()
 
 
 @dataclass(frozen=True)
@@ -70,8 +75,8 @@ class RestoredLabels(JudgeLabels):
     def record(self) -> dict[str, Any]:
         return JudgeLabels().record()  # with which `mine` goes on
 
-    def miner(self, labelling: Labelling, unfinished: UnfinishedSearches) -> Miner:
-        return judge_miner(KnownLabels(self.known, labelling.task), labelling, self.target_states)
+    def miner(self, labelling: Labelling) -> JudgeMiner:
+        return JudgeMiner(KnownLabels(self.known, labelling.task), labelling.models)
 
 
 def labels_of_mismatches(argument: str, folder: Path) -> Mined:
@@ -84,6 +89,14 @@ def labels_of_mismatches(argument: str, folder: Path) -> Mined:
 
 def checksum(tokens: Iterable[int]) -> int:
     return zlib.crc32(" ".join(map(str, tokens)).encode())
+
+
+def search_of(record: Mapping[str, Any]) -> tuple[int, Search]:
+    """Return the prompt and the search of a line, or of a row of ``mine`` with its labels."""
+    mismatches = tuple(Mismatch(*values) for values in record["mismatches"])
+    first, last = tuple(record["first_response"]), tuple(record["last_response"])
+    cost = ResponseCost(record["target_tokens"], record["retokenised"])
+    return record["prompt_id"], (cost, Found(first, last, record["answer"], mismatches, record["solved"]))
 
 
 def read(path: Path) -> Known:
@@ -103,20 +116,20 @@ def keep(
         int | None, typer.Option(help="Leave out prompts with a longer response, whose continuations are cut off.")
     ] = None,
 ) -> None:
-    """Write the labels of a folder, a line for each prompt, without texts and states; unfinished searches count."""
+    """Write the labels of a folder, a line for each prompt, without texts and states."""
     mined = labels_of_mismatches("folder", folder)
     names = ("index", "target_token", "draft_token", "important", "weight")
     labels: dict[int, list[list[Any]]] = {}
     for prompt, *values in zip(mined.tokens["prompt_id"], *(mined.tokens[name] for name in names), strict=True):
         labels.setdefault(prompt, []).append(values)
-    searches = {prompt: begun for prompt, begun in UnfinishedSearches(folder).items() if begun[1].mismatches}
-    finished = [row for row in mined.prompts if row["status"] == MINED]
-    checksums = {row["prompt_id"]: {"prompt": checksum(row["prompt_tokens"])} for row in finished}
-    searches |= dict(search_of({**row, "mismatches": labels.get(row["prompt_id"], ())}) for row in finished)
     kept = []
-    for prompt, (cost, found) in sorted(searches.items()):
-        if longest is None or max(len(found.first), len(found.last)) <= longest:
-            kept.append(record_of(prompt, cost, found) | checksums.get(prompt, {}))
+    for row in sorted((row for row in mined.prompts if row["status"] == MINED), key=itemgetter("prompt_id")):
+        if longest is None or max(len(row["first_response"]), len(row["last_response"])) <= longest:
+            own = labels.get(row["prompt_id"], [])
+            # Every mismatch may have been labelled; then none stands for others.
+            mismatches = [values if values[-1] != 1 else values[:-1] for values in own]
+            record = {name: row[name] for name in _COLUMNS} | {"mismatches": mismatches}
+            kept.append(record | {"prompt": checksum(row["prompt_tokens"])})
     out.unlink(missing_ok=True)
     append_lines(out, kept)
     typer.echo(f"{len(kept)} prompts, {sum(len(record['mismatches']) for record in kept)} mismatches")

@@ -8,9 +8,7 @@ from typer.testing import CliRunner
 
 from benchmarks import mined_labels
 from hf_lossy_assist.cli import app
-from hf_lossy_assist.training.label_folder import UnfinishedSearches, load_mined
-from hf_lossy_assist.training.prompts import ResponseCost
-from hf_lossy_assist.training.search import Found, Mismatch
+from hf_lossy_assist.training.label_folder import load_mined
 from tests.tiny_pair import tiny_pair_folder  # noqa: F401
 
 
@@ -36,12 +34,6 @@ def test_states_are_read_anew_and_mining_goes_on(options, tmp_path):
     whole = ["keep", tmp_path / "data", tmp_path / "short.jsonl", "--longest"]
     assert run(mined_labels.app, *whole, 7) == "0 prompts, 0 mismatches\n"
     assert run(mined_labels.app, *whole, 8) == printed
-    cost, found = ResponseCost(5), Found((3, 4), (3, 9), "1", (Mismatch(1, 4, 9, important=False),))
-    unlabelled = Found((3, 4), (3, 4), "1")
-    UnfinishedSearches(tmp_path / "data").keep({7: (cost, found), 8: (cost, unlabelled)})
-    begun = run(mined_labels.app, "keep", tmp_path / "data", tmp_path / "begun.jsonl")
-    assert begun == f"5 prompts, {len(mined.tokens) + 1} mismatches\n"
-    assert mined_labels.read(tmp_path / "begun.jsonl").searches[7][1] == found
     kept = (tmp_path / "labels.jsonl").read_text().splitlines()
     (tmp_path / "labels.jsonl").write_text("\n".join(kept[1:]) + "\n")  # as of a run that was killed
     run(mined_labels.app, "restore", tmp_path / "labels.jsonl", *options, "--out", tmp_path / "again")

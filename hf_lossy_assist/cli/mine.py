@@ -37,7 +37,7 @@ from .options import (
 from .setup import CHOOSING, LOADING, Setup
 
 if TYPE_CHECKING:
-    from ..training.prompts import PromptResult
+    from ..training.label_folder import PromptResult
 
 SETTINGS = LOADING | {
     "split": "the task's split; its first by default",
@@ -52,11 +52,9 @@ Labels, KIND[:KEY=VALUE…]:
     only_solved: true leaves out prompts that the target answers wrongly
     writer_dtype: int8 or int4: a rounded copy of the target writes
     workers: threads for tasks that run programs or ask a server
-    target_states: true stores the states after the target's tokens too
   self: which mismatches change the target's likelihood of what follows
     horizon: so many tokens after a mismatch are compared; 64 by default
     most_lost: nats per token that they may lose if it does not matter; 0.5
-    target_states: as above
   ratio: both models' probabilities of drafted tokens
     rows: tokens per prompt for each of the four kinds of prefix; 8 by default"""
 COMMAND_OPTIONS = {"epilog": LABELS}

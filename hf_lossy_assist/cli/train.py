@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -11,7 +10,6 @@ import typer
 from transformers.utils.logging import disable_progress_bar
 
 from ..errors import LossyValueError, need
-from ..store.folder import write_json
 from .console import CleanCommand, CleanGroup, Console, limit_threads, progress
 from .models import ModelOptions, identity_of
 from .options import PAIRS, Threads, of_decoding, of_models, of_output, of_prompts
@@ -20,8 +18,6 @@ if TYPE_CHECKING:
     from ..evaluation.tables import Column, NumberTable
     from ..heads import JudgeConfig, VerifierConfig
     from ..training.examples import LabelledMismatch
-
-COMPARISON = "comparison.json"
 
 # With fewer important tokens, the standard error of a recall of 0.9 is above 3 points.
 _ENOUGH = 100
@@ -77,7 +73,6 @@ def judge(
     recall: Annotated[float, of_decoding(help="Share of important tokens that the threshold has to find.")] = 0.9,
     seed: Seed = 0,
     license: License = None,
-    compare: Annotated[bool, of_output("--compare", help="Also try other classifiers and other states.")] = False,
 ) -> None:
     """Train a judge head, which tells whether a mismatch matters for the answer (AutoJudge).
 
@@ -85,7 +80,6 @@ def judge(
     are out of fold: each prompt is judged by a classifier that has not seen it.
     """
     need("lab", "`lossy-assist train judge`")
-    from ..evaluation.tables import table
     from ..training import judge_training
     from ..training.annotations import read_annotated, read_annotations
     from ..training.examples import check, read_together
@@ -94,7 +88,6 @@ def judge(
     limit_threads(threads)
     disable_progress_bar()
     screen, settings = Console(), judge_training.JudgeSettings(models, features, recall, seed=seed)
-    columns = None if compare else settings.columns  # a comparison reads more states than the head
     only_annotated = {"--assistant": assistant, "--task": task, "--device": device}
     if bool(data) == (annotations is not None):
         raise LossyValueError("either `--data` or `--annotations` has to be given, and not both")
@@ -102,7 +95,7 @@ def judge(
         if given := [name for name, value in only_annotated.items() if value is not None]:
             raise LossyValueError(f"{', '.join(given)} can't be given with `--data`, which has them already")
         # A target behind an API has no weights here, so its configuration is enough.
-        labelled = read_together(data, columns, model and identity_of("--model", model))
+        labelled = read_together(data, settings.columns, model and identity_of("--model", model))
     else:
         options = ModelOptions(pair, model, assistant, device=device)
         options.check()
@@ -111,7 +104,7 @@ def judge(
         with progress(screen) as bar:
             responses = bar.add_task("responses", total=None)
             labelled = read_annotated(
-                annotations, task, loaded.tokenizer, loaded.by_role, columns,
+                annotations, task, loaded.tokenizer, loaded.by_role, settings.columns,
                 on_annotation=lambda done, total: bar.update(responses, completed=done, total=total),
             )  # fmt: skip
     check(labelled.examples)
@@ -122,23 +115,6 @@ def judge(
         trained.save(out)
     _describe_judge(trained.head.config, labelled, settings.choices, screen)
     screen.print(f"saved in {out}")
-    if not compare:
-        return
-    with progress(screen) as bar:
-        trials = judge_training.trials(labelled.examples, trained, settings)
-        tried = bar.track(trials, description="comparison")
-        rows = list(judge_training.compare(labelled.examples, trained, settings, tried))
-    write_json(out / COMPARISON, [asdict(row) for row in rows])
-    # As in figures 6 and 7 of the AutoJudge paper: classifiers on the same states, then one on all choices of states.
-    headings: dict[str, Column] = {
-        "classifier": lambda row: row.classifier,
-        "position": lambda row: row.positions,
-        "model": lambda row: row.models,
-        "AUC": lambda row: f"{row.auc:.4f}",
-        "against the head": lambda row: f"{row.gain:+.4f} ({row.gain_low:+.4f} … {row.gain_high:+.4f})",
-        "seconds": lambda row: f"{row.seconds:.2f}",
-    }
-    screen.print(table(rows, headings, "Classifiers and states, out of fold"))
 
 
 def _describe_judge(config: JudgeConfig, labelled: LabelledMismatch, choices: Sequence[str], screen: Console) -> None:

@@ -18,8 +18,7 @@ from ..heads import ModelIdentity
 from ..models.reading import read_text
 from ..store.reading import json_lines
 from ..store.reading import read_text as text_of
-from .examples import Examples, LabelledMismatch
-from .saving import Origin
+from .examples import Examples, LabelledMismatch, Origin
 
 _FIELDS = {"prompt": str, "response": str, "spans": list}
 

@@ -1,23 +1,29 @@
-"""Labelled hidden states: in memory, and from folders of ``lossy-assist mine``."""
+"""Labelled hidden states and their origin: in memory, and from folders of ``lossy-assist mine``."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import platform
+import shlex
+import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from .. import pairs
+from ..compat import versions_of
 from ..errors import LossyValueError
-from ..heads import ModelIdentity
-from ..heads.judge_head import MODELS
-from .judge_labels import POSITIONS
+from ..heads import ModelIdentity, columns
+from ..heads.identity import differing_models
+from ..store.folder import without_folder, without_folders
+from ..version import __version__
 from .label_folder import Mined, load_mined
-from .saving import Origin
 
 if TYPE_CHECKING:
     import datasets
@@ -126,13 +132,52 @@ class Ratios:
         return Examples(self.states, labels, self.prompts, ("unacceptable", "acceptable"))
 
 
-JUDGE_STATES = tuple(f"{model}_{token}" for model in MODELS for token in POSITIONS)
-"""The states that may accompany AutoJudge's labels."""
-
 RATIO_STATES = {"previous": "previous", "token": "token_state"}
 """The columns of the states that accompany SPRINTER's labels, by position."""
 
 _COMMANDS = {"judge": "train judge", "ratio": "train verifier"}
+
+
+@dataclass(frozen=True)
+class Origin:
+    """The models, the task and the data that labelled states come from.
+
+    ``card`` has further entries of the provenance for the model card, such as ``license`` or ``pair``.
+    """
+
+    target: ModelIdentity
+    draft: ModelIdentity
+    task: str
+    data: Mapping[str, Any] = field(default_factory=dict)
+    card: Mapping[str, Any] = field(default_factory=dict)
+
+    def with_card(self, license: str | None, pair: str | None) -> Origin:
+        """Add a license and the name of a bundled pair for the card; refuse a pair that the data do not come from."""
+        card: dict[str, Any] = {} if license is None else {"license": license}
+        if pair is not None:
+            loaded = pairs.load(pair)
+            if found := differing_models(vars(self), {"target": loaded.target, "draft": loaded.draft}):
+                raise LossyValueError(
+                    f"`pair` has to be the pair that the data come from, but {pair!r} differs: {'; '.join(found)}"
+                )
+            card["pair"] = pair
+        return replace(self, card=card)
+
+    def config_fields(self, settings: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the fields of a head's configuration about its models, its task and its training."""
+        versions = {"hf_lossy_assist": __version__, "Python": platform.python_version()}
+        record = {
+            **self.card,
+            "command": shlex.join(["lossy-assist", *map(without_folder, sys.argv[1:])]),  # for cards
+            "argv": ["lossy-assist", *sys.argv[1:]],
+            "versions": versions | versions_of("torch", "transformers", "scikit-learn", "numpy"),
+            "date": datetime.now(UTC).isoformat(timespec="seconds"),
+            "data": self.data,
+            "training": settings,
+        }
+        # As JSON reads it, so that a loaded head equals the saved one.
+        provenance = without_folders(json.loads(json.dumps(record)))
+        return {"target": self.target, "draft": self.draft, "task": self.task, "provenance": provenance}
 
 
 @dataclass(frozen=True, eq=False)
@@ -145,10 +190,10 @@ class LabelledMismatch:
 
 
 def read_together(
-    folders: Sequence[str | Path], columns: Sequence[str] | None = None, target: ModelIdentity | None = None
+    folders: Sequence[str | Path], states: Sequence[str] | None = None, target: ModelIdentity | None = None
 ) -> LabelledMismatch:
     """Read AutoJudge's labels of several folders, with different prompts of one task and one pair of models."""
-    parts = [read_judged(folder, columns, target) for folder in folders]
+    parts = [read_judged(folder, states, target) for folder in folders]
     first, seen = parts[0].origin, dict[str, str | Path]()  # the folder of each prompt
     for folder, part in zip(folders, parts, strict=True):
         if both := [seen[text] for text in part.texts if text in seen]:
@@ -169,21 +214,20 @@ def read_together(
 
 
 def read_judged(
-    folder: str | Path, columns: Sequence[str] | None = None, target: ModelIdentity | None = None
+    folder: str | Path, states: Sequence[str] | None = None, target: ModelIdentity | None = None
 ) -> LabelledMismatch:
-    """Read AutoJudge's labels with the states in ``columns``, by default all.
+    """Read AutoJudge's labels with the ``states``, by default all.
 
     ``target`` completes data whose target was behind an API.
     """
     mined = _load(folder, "judge")
-    available = [name for name in JUDGE_STATES if name in mined.tokens.column_names]
-    missing = sorted(set(columns or ()) - set(available))
-    if missing:
+    available = [name for name in columns("both", "both") if name in mined.tokens.column_names]
+    if missing := sorted({*(states or ())} - {*available}):
         raise LossyValueError(
             f"`data` has to have the states {missing}, but {str(folder)!r} was mined with {available} only; choose "
             "other `--features` and `--models`, or mine again"
         )
-    chosen = available if columns is None else columns
+    chosen = available if states is None else states
     table = _arrays(mined.tokens, ["prompt_id", "important", "weight", *chosen])
     prompts = table["prompt_id"].astype(np.int64)
     solved = _of_prompts(mined, "solved", prompts)

@@ -11,37 +11,28 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from ..heads import ModelIdentity
+from ..heads.judge_head import POSITIONS
 from ..models.reading import CachedText, read_prompts, read_text, variant_states
-from .label_folder import Schemas, table_schemas
-from .prompts import FAILED, MINED, SKIPPED, Prompt, PromptResult
-from .search import Mismatch
-from .searches import Searched, Searches
+from .label_folder import FAILED, MINED, SKIPPED, PromptResult, Schemas, table_schemas
+from .search import Mismatch, Searched, Searches
 from .self_labels import SelfSearches
-
-POSITIONS = ("previous", "draft", "target")
-"""The state that predicted a token, that after the draft's token, and that after the target's."""
-
-_UNREAD = CachedText()
+from .writing import Prompt
 
 
 @dataclass(frozen=True, eq=False)
 class JudgeMiner:
-    """Labels the mismatches of prompts, and reads the states at every mismatch.
-
-    ``models`` are read, by role (``"target"``, ``"draft"``); ``positions`` chooses the states of each role from
-    :data:`POSITIONS`.
-    """
+    """Labels the mismatches of prompts, and reads the states of ``models``, by role, at every mismatch."""
 
     searches: Searches | SelfSearches
     models: Mapping[str, PreTrainedModel]
-    positions: Mapping[str, Sequence[str]]
     _read: dict[str, CachedText] = field(default_factory=dict)  # the first prompt, by role
 
     def schemas(self) -> Schemas:
         widths = {role: ModelIdentity.of(model).hidden_size for role, model in self.models.items()}
-        return judge_schemas({f"{role}_{at}": widths[role] for role in self.models for at in self.positions[role]})
+        return judge_schemas({f"{role}_{position}": width for role, width in widths.items() for position in POSITIONS})
 
     def outcomes(self, prompts: Iterable[Prompt]) -> Iterator[PromptResult]:
+        """Label every prompt, and yield each as soon as it is finished, in any order."""
         for searched in self.searches.run(prompts):
             yield self._outcome(searched)
 
@@ -54,8 +45,8 @@ class JudgeMiner:
             "last_response": found and found.last,
             "mismatches": len(found.mismatches) if found else 0,
             "important": sum(one.important for one in found.mismatches) if found else 0,
-            "target_tokens": searched.counts.target_tokens,
-            "retokenised": searched.counts.retokenised,
+            "target_tokens": searched.cost.target_tokens,
+            "retokenised": searched.cost.retokenised,
         }
         if found is None:
             error = f"{type(searched.error).__name__}: {searched.error}"
@@ -72,7 +63,7 @@ class JudgeMiner:
             if role not in self._read:
                 self._read[role] = read_prompts(model, [prompt.tokens])[prompt.tokens]
             known = self._read[role]
-            states = mismatch_states(model, prompt.tokens, response, mismatches, self.positions[role], known)
+            states = mismatch_states(model, prompt.tokens, response, mismatches, known)
             for position, values in states.items():
                 columns[f"{role}_{position}"] = values.float().cpu().numpy()
         return columns
@@ -101,10 +92,9 @@ def mismatch_states(
     prompt: Sequence[int],
     response: Sequence[int],
     mismatches: Sequence[Mismatch],
-    positions: Sequence[str] = ("previous", "draft"),
-    known: CachedText = _UNREAD,
+    known: CachedText,
 ) -> dict[str, Tensor]:
-    """Return a model's states ``(N, d)`` at every mismatch, for each of ``positions``.
+    """Return a model's states ``(N, d)`` at every mismatch, before it and after the draft's token.
 
     ``response`` is the last one of the search (:attr:`.search.Found.last`). What the prompt has in common with a
     ``known`` text is not read again.
@@ -112,14 +102,8 @@ def mismatch_states(
     shared = min(known.common(prompt), len(prompt) - 1)
     first, end = len(prompt) - 1, max((one.index + 1 for one in mismatches), default=0)  # no state after it is wanted
     text = read_text(model, (*prompt, *response[:end]), (known, shared), end + 1)
-    places = [len(prompt) + one.index for one in mismatches]
-    found = {}
-    for position in positions:
-        if position == "previous":
-            found[position] = text.states[[place - 1 - first for place in places]]
-            continue
-        wanted = [(place, getattr(one, f"{position}_token")) for place, one in zip(places, mismatches, strict=True)]
-        found[position] = text.states[[place - first for place in places]]
-        others = [i for i, (place, token) in enumerate(wanted) if text.memory.tokens[place] != token]
-        found[position][others] = variant_states(model, text, [wanted[i] for i in others])
-    return found
+    drafted = [(len(prompt) + one.index, one.draft_token) for one in mismatches]
+    after = text.states[[place - first for place, _ in drafted]]
+    others = [i for i, (place, token) in enumerate(drafted) if text.memory.tokens[place] != token]
+    after[others] = variant_states(model, text, [drafted[i] for i in others])
+    return {"previous": text.states[[place - 1 - first for place, _ in drafted]], "draft": after}

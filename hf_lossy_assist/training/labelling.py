@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, dataclass, field
@@ -23,12 +24,10 @@ from ..store.process import Process
 from ..store.shards import ShardStore
 from ..tasks import Example, Task
 from ..tasks.api_model import ApiModel
-from .choice import Choice, Greedy, GumbelMax
-from .draft_choices import DraftArgmax
-from .label_folder import UnfinishedSearches, open_run
+from .choice import Choice, DraftArgmax, Greedy, GumbelMax
+from .label_folder import FAILED, SKIPPED, PromptResult, open_run
 from .labels import JudgeLabels, Labels
-from .prompts import FAILED, SKIPPED, Prompt, PromptResult
-from .writing import ResponseLimits
+from .writing import Prompt, ResponseLimits
 
 MOST_FAILURES = 10
 """So many prompts may fail before any succeeds; then the task is at fault."""
@@ -127,21 +126,15 @@ class Labelling:
         chosen = {i: self.examples[i] for i in mine if i not in finished}
         return [Prompt(i, one, tuple(self.task.encode(one, self.tokenizer))) for i, one in chosen.items()]
 
-    @cached_property
-    def longest(self) -> int | None:
-        """The length of the longest prompt whose response fits into the models' positions."""
-        configs = [model.config.get_text_config(decoder=True) for model in self.models.values()]
-        limits = [limit for config in configs if (limit := getattr(config, "max_position_embeddings", None))]
-        return min(limits) - self.max_new_tokens if limits else None
-
     def refusal(self, prompt: Prompt) -> str | None:
         """Say why a prompt can't get labels; None if it can."""
+        configs = [model.config.get_text_config(decoder=True) for model in self.models.values()]
+        positions = [limit for config in configs if (limit := getattr(config, "max_position_embeddings", None))]
+        longest = min(positions, default=math.inf) - self.max_new_tokens
         if not prompt.tokens:
             return "the prompt has no tokens"
-        if self.longest is not None and len(prompt.tokens) > self.longest:
-            return (
-                f"the prompt has {len(prompt.tokens)} tokens, and the models and `max_new_tokens` leave {self.longest}"
-            )
+        if len(prompt.tokens) > longest:
+            return f"the prompt has {len(prompt.tokens)} tokens, and the models and `max_new_tokens` leave {longest}"
         return None
 
     def record(self) -> dict[str, Any]:
@@ -206,7 +199,7 @@ def mine(
         If the folder has labels of other settings, or if the task fails at each of the first prompts.
     """
     total = len(labelling.examples)
-    miner = labelling.labels.miner(labelling, UnfinishedSearches(out, labelling.process.number))
+    miner = labelling.labels.miner(labelling)
     open_run(out, labelling, provenance or {})
     with ShardStore(out, labelling.process.number, miner.schemas(), labelling.process.count) as store:
         prompts = labelling.prompts(store.finished())

@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, fields
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from ..errors import LossyValueError, nearest
 from ..generation.spelling import read_settings, split
 from ..models.quantised import quantize_draft
 from ..values import Checked, Rule, bounded, is_number
-from .judge_labels import POSITIONS, JudgeMiner
-from .label_folder import Schemas, UnfinishedSearches
-from .prompts import Prompt, PromptResult
+from .judge_labels import JudgeMiner
 from .ratio_labels import RatioMiner
-from .search import Chosen
-from .searches import Searches
+from .search import Chosen, Searches
 from .self_labels import SelfSearches
 from .writing import ApiWriter, LocalWriter, Writer
 
@@ -30,16 +26,6 @@ _FLAG = Rule("true or false", lambda x: isinstance(x, bool))
 _COUNT = bounded(1, integer=True)
 _COUNT_OR_ALL = Rule(f"{_COUNT.expected}, or None for all", lambda x: x is None or _COUNT.holds(x))
 _ROUNDED = Rule("int8, int4 or None", ("int8", "int4", None).__contains__)
-
-
-class Miner(Protocol):
-    """Labels prompts."""
-
-    def schemas(self) -> Schemas:
-        """Return the columns of its tables."""
-
-    def outcomes(self, prompts: Iterable[Prompt]) -> Iterator[PromptResult]:
-        """Label every prompt, and yield each as soon as it is finished, in any order."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +49,7 @@ class Labels(Checked, ABC):
         return {name: value for name, value in asdict(self).items() if name not in (*self.free, "temperature")}
 
     @abstractmethod
-    def miner(self, labelling: Labelling, unfinished: UnfinishedSearches) -> Miner: ...
+    def miner(self, labelling: Labelling) -> JudgeMiner | RatioMiner: ...
 
 
 @dataclass(frozen=True)
@@ -78,8 +64,6 @@ class JudgeLabels(Labels):
         About so many mismatches of each prompt are labelled, all by default.
     only_solved
         Prompts that the target answers wrongly get no labels.
-    target_states
-        Whether to store the states after the target's tokens too.
     writer_dtype
         ``"int8"`` or ``"int4"``: a rounded copy of the target writes the responses; the states are its own.
     workers
@@ -89,7 +73,6 @@ class JudgeLabels(Labels):
     temperature: Annotated[float | None, _GREEDY_OR_DRAWN] = None
     mismatches: Annotated[int | None, _COUNT_OR_ALL] = None
     only_solved: Annotated[bool, _FLAG] = False
-    target_states: Annotated[bool, _FLAG] = False
     writer_dtype: Annotated[str | None, _ROUNDED] = None
     workers: Annotated[int, bounded(0, integer=True)] = 0
 
@@ -105,7 +88,7 @@ class JudgeLabels(Labels):
                     f"`{name}` is {value!r}, but a target behind an API writes its responses greedily; leave it out"
                 )
 
-    def miner(self, labelling: Labelling, unfinished: UnfinishedSearches) -> Miner:
+    def miner(self, labelling: Labelling) -> JudgeMiner:
         tokenizer, task, slots = labelling.tokenizer, labelling.task, labelling.batch_size
         if labelling.api is not None:
             writer: Writer = ApiWriter(labelling.api, task, tokenizer, labelling.limits, slots)
@@ -116,13 +99,8 @@ class JudgeLabels(Labels):
             writer = LocalWriter(author, slots, labelling.limits, labelling.choice)
         decode = partial(tokenizer.decode, skip_special_tokens=True)
         guesses, chosen = labelling.guesses(), Chosen(self.mismatches, labelling.seed, self.only_solved)
-        searches = Searches(writer, guesses, task, decode, slots, self.workers, unfinished, chosen)
-        return judge_miner(searches, labelling, self.target_states)
-
-
-def judge_miner(searches: Searches | SelfSearches, labelling: Labelling, target_states: bool) -> JudgeMiner:
-    positions = POSITIONS if target_states else POSITIONS[:2]
-    return JudgeMiner(searches, labelling.models, dict.fromkeys(labelling.models, positions))
+        searches = Searches(writer, guesses, task, decode, slots, self.workers, chosen)
+        return JudgeMiner(searches, labelling.models)
 
 
 @dataclass(frozen=True)
@@ -131,7 +109,7 @@ class SelfLabels(Labels):
 
     Parameters
     ----------
-    temperature, target_states
+    temperature
         As for :class:`JudgeLabels`.
     horizon
         So many tokens after a mismatch are compared.
@@ -142,16 +120,15 @@ class SelfLabels(Labels):
     temperature: Annotated[float | None, _GREEDY_OR_DRAWN] = None
     horizon: Annotated[int, _COUNT] = 64
     most_lost: Annotated[float, bounded(0)] = 0.5
-    target_states: Annotated[bool, _FLAG] = False
 
     name, kind = "self", "judge"
 
-    def miner(self, labelling: Labelling, unfinished: UnfinishedSearches) -> Miner:
+    def miner(self, labelling: Labelling) -> JudgeMiner:
         searches = SelfSearches(
             labelling.target, labelling.guesses(), labelling.limits, labelling.choice, labelling.batch_size,
             self.horizon, self.most_lost,
         )  # fmt: skip
-        return judge_miner(searches, labelling, self.target_states)
+        return JudgeMiner(searches, labelling.models)
 
 
 @dataclass(frozen=True)
@@ -171,7 +148,7 @@ class RatioLabels(Labels):
 
     name = kind = "ratio"
 
-    def miner(self, labelling: Labelling, unfinished: UnfinishedSearches) -> Miner:
+    def miner(self, labelling: Labelling) -> RatioMiner:
         return RatioMiner(
             labelling.target, labelling.draft, labelling.limits, labelling.choice, labelling.batch_size, self.rows
         )

@@ -19,11 +19,10 @@ from transformers import PreTrainedModel
 
 from ..heads import ModelIdentity
 from ..models.reading import CachedText, read_prompts, read_text, variant_states
-from .choice import Choice, GumbelMax
-from .label_folder import Schemas, table_schemas
-from .prompts import MINED, SKIPPED, Ids, Prompt, PromptResult
+from .choice import Choice, GumbelMax, Ids
+from .label_folder import MINED, SKIPPED, PromptResult, Schemas, table_schemas
 from .row_batch import RowBatch
-from .writing import ResponseLimits
+from .writing import Prompt, ResponseLimits
 
 # The probability that the other model takes over after a token, so each writes about four tokens in a row.
 _TURN = 0.25

@@ -1,20 +1,23 @@
-"""AutoJudge's search for important tokens (Garipov et al. 2025, Algorithm 1), for one prompt.
+"""AutoJudge's search for important tokens (Garipov et al. 2025, Algorithm 1), for many prompts at once.
 
-The search does not know models: it is a generator that yields requests (:class:`Continue`, :class:`Guess`,
-:class:`Ask`, :class:`Learned`) and receives the replies, so its caller can serve many searches at once.
+The search of one prompt does not know models: it is a generator that yields requests (:class:`Continue`,
+:class:`Guess`, :class:`Ask`) and receives the replies. :class:`Searches` serves many of them together.
 """
 
 from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import closing
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
 from ..tasks import Example, Task
-from .prompts import Ids
+from .choice import DraftArgmax, DraftQuery, Ids
+from .writing import Prompt, ResponseCost, Writer
 
 
 @dataclass(frozen=True)
@@ -37,6 +40,9 @@ class Ask:
     """A request to the task, which may run programs or ask a server."""
 
     question: Callable[[], Any]
+
+
+Request = Continue | Guess | Ask
 
 
 @dataclass(frozen=True)
@@ -72,16 +78,6 @@ class Found:
 
 
 @dataclass(frozen=True)
-class Learned:
-    """What the search has found so far, to be kept in case it is cut off; there is no reply."""
-
-    found: Found
-
-
-Request = Continue | Guess | Ask | Learned
-
-
-@dataclass(frozen=True)
 class Chosen:
     """Which mismatches are labelled.
 
@@ -110,7 +106,6 @@ def search(
     example: Example,
     task: Task,
     decode: Callable[[Sequence[int]], str],
-    found: Found | None = None,
     *,
     chosen: Chosen = Chosen(),
     start: float = 0.0,
@@ -118,45 +113,171 @@ def search(
     """Label every mismatch of draft and target by whether the answer depends on it.
 
     At each mismatch from left to right, the draft's token replaces the target's, and the target completes the response.
-    If the answer stays, the search continues from the *new* response. An EOS is a token like any other. With what an
-    earlier search had ``found`` before it was cut off, this one goes on from there.
+    If the answer stays, the search continues from the *new* response. An EOS is a token like any other.
 
     ``chosen`` leaves mismatches out. Of those that the search meets, it then labels every s-th from a random ``start``
     on, where s is the first response's number of mismatches over ``chosen.most``: each is labelled with probability
-    1 / s, and stands for s. At the others, the target's token stays. A search that goes on keeps the s of its labels.
+    1 / s, and stands for s. At the others, the target's token stays.
     """
-    if found is None:
-        first = yield Continue(())
-        answer = yield Ask(partial(task.answer, example, decode(first)))
-        found = Found(first, first, answer)
-        yield Learned(found)
-    if found.answer is not None and found.solved is None and example.answer:
-        solved = yield Ask(partial(task.correct, example, decode(found.first)))
-        found = replace(found, solved=bool(solved))
+    last = yield Continue(())
+    text = decode(last)
+    found = Found(last, last, (yield Ask(partial(task.answer, example, text))))
     if found.answer is None:
         return replace(found, skipped="the target's response states no answer")
-    if chosen.solved and found.solved is False and not found.mismatches:
+    if example.answer:
+        solved = yield Ask(partial(task.correct, example, text))
+        found = replace(found, solved=bool(solved))
+    if chosen.solved and found.solved is False:
         return replace(found, skipped="the target's answer is wrong")
-    text = decode(found.last)
-    guesses = yield Guess(found.last, 0)
-    differs = [ours != theirs for ours, theirs in zip(found.last, guesses, strict=True)]
-    t = found.mismatches[-1].index if found.mismatches else -1
-    weight = found.mismatches[-1].weight if found.mismatches else chosen.weight(sum(differs))
-    met = sum(differs[: t + 1]) + sum(not one.important for one in found.mismatches)
-    while (t := t + 1) < len(found.last):
+    guesses = yield Guess(last, 0)
+    weight = chosen.weight(sum(ours != theirs for ours, theirs in zip(last, guesses, strict=True)))
+    mismatches: list[Mismatch] = []
+    met, t = 0, -1
+    while (t := t + 1) < len(last):
         if t == len(guesses):
-            guesses = (*guesses, *(yield Guess(found.last[: t + _AHEAD], t)))
-        if found.last[t] == guesses[t]:
+            guesses = (*guesses, *(yield Guess(last[: t + _AHEAD], t)))
+        if last[t] == guesses[t]:
             continue
         met += 1
         if math.floor(met / weight + start) == math.floor((met - 1) / weight + start):
             continue
-        new = yield Continue((*found.last[:t], guesses[t]))
+        new = yield Continue((*last[:t], guesses[t]))
         new_text = decode(new)
         kept = yield Ask(partial(task.keeps_answer, example, text, new_text))
-        mismatch = Mismatch(t, found.last[t], guesses[t], not kept, weight)
-        found = replace(found, mismatches=(*found.mismatches, mismatch))
+        mismatches.append(Mismatch(t, last[t], guesses[t], not kept, weight))
         if kept:
-            found, text, guesses = replace(found, last=new), new_text, guesses[: t + 1]
-        yield Learned(found)
-    return found
+            last, text, guesses = new, new_text, guesses[: t + 1]
+    return replace(found, last=last, mismatches=tuple(mismatches))
+
+
+class TaskExecutor:
+    """Asks the task questions; answers are fetched later.
+
+    With ``workers`` threads, the models don't wait for a task that runs programs or asks a server. Without threads,
+    questions are answered at once, which suits tasks that only parse text.
+    """
+
+    def __init__(self, workers: int) -> None:
+        self._pool = ThreadPoolExecutor(workers, thread_name_prefix="task") if workers else None
+        self._open: dict[Future[Any], int] = {}
+
+    def ask(self, slot: int, question: Callable[[], Any]) -> None:
+        if self._pool is not None:
+            future = self._pool.submit(_outcome, question)
+        else:
+            future = Future()
+            future.set_result(_outcome(question))
+        self._open[future] = slot
+
+    def answers(self, *, wait_for_one: bool) -> list[tuple[int, Any]]:
+        """Return the finished answers or exceptions by slot, with ``wait_for_one`` at least one if any is open."""
+        if wait_for_one and self._open:
+            wait(self._open, return_when=FIRST_COMPLETED)
+        done = [future for future in self._open if future.done()]
+        return [(self._open.pop(future), future.result()) for future in done]
+
+    def close(self) -> None:
+        if self._pool is not None:
+            self._pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _outcome(question: Callable[[], Any]) -> Any:
+    try:
+        return question()
+    except Exception as error:  # a user's task may raise anything, which costs one prompt
+        return error
+
+
+@dataclass(frozen=True)
+class Searched:
+    """A prompt whose search has ended, with its cost and its result or error."""
+
+    prompt: Prompt
+    cost: ResponseCost
+    found: Found | None
+    error: Exception | None = None
+
+
+@dataclass(frozen=True)
+class _Running:
+    """A prompt at work, its cost so far, and its search."""
+
+    prompt: Prompt
+    cost: ResponseCost
+    steps: Generator[Request, Any, Found]
+
+
+@dataclass(eq=False)
+class Searches:
+    """Runs :func:`search` for many prompts together.
+
+    Every slot holds one prompt. All requested continuations are written in one batch, and all requested choices of the
+    draft read in one batch. A free slot starts the next prompt at once. ``workers`` is that of :class:`TaskExecutor`.
+    """
+
+    writer: Writer
+    draft: DraftArgmax
+    task: Task
+    decode: Callable[[Sequence[int]], str]
+    slots: int
+    workers: int = 0
+    chosen: Chosen = field(default_factory=Chosen)
+
+    def run(self, prompts: Iterable[Prompt]) -> Iterator[Searched]:
+        """Search every prompt, and yield each as soon as its search ends, in any order."""
+        self._source = iter(prompts)
+        self._running: dict[int, _Running] = {}
+        self._guesses: list[DraftQuery] = []
+        self._ended: list[Searched] = []
+        with closing(self.writer), closing(TaskExecutor(self.workers)) as self._executor:
+            for slot in range(self.slots):
+                self._begin(slot)
+            while self._running or self._ended:
+                self._reply_all(self.writer.step())
+                idle = not self.writer.busy() and not self._guesses
+                self._reply_all(self._executor.answers(wait_for_one=idle))
+                guesses, self._guesses = self._guesses, []
+                self._reply_all(self.draft.guess(guesses))
+                ended, self._ended = self._ended, []
+                yield from ended
+
+    def _begin(self, slot: int) -> None:
+        """Give a slot the next prompt, if any."""
+        if (prompt := next(self._source, None)) is not None:
+            cost, start = ResponseCost(), self.chosen.start(prompt.id)
+            self.writer.begin(slot, prompt, cost)
+            steps = search(prompt.example, self.task, self.decode, chosen=self.chosen, start=start)
+            self._running[slot] = _Running(prompt, cost, steps)
+            self._reply(slot, None)
+
+    def _reply_all(self, replies: Iterable[tuple[int, Any]]) -> None:
+        for slot, reply in replies:
+            self._reply(slot, reply)
+
+    def _reply(self, slot: int, reply: Any) -> None:
+        steps = self._running[slot].steps
+        try:
+            request = steps.throw(reply) if isinstance(reply, Exception) else steps.send(reply)
+            self._carry_out(slot, request)
+        except StopIteration as end:
+            self._end(slot, end.value)
+        except Exception as error:  # whether of the task or of the prompt's text, it costs this prompt only
+            self._end(slot, None, error)
+
+    def _end(self, slot: int, found: Found | None, error: Exception | None = None) -> None:
+        ended = self._running.pop(slot)
+        self.draft.forget(slot)
+        self.writer.end(slot)
+        self._ended.append(Searched(ended.prompt, ended.cost, found, error))
+        self._begin(slot)
+
+    def _carry_out(self, slot: int, request: Request) -> None:
+        match request:
+            case Continue(prefix) if self.writer.limits.over(prefix):
+                self._reply(slot, prefix)
+            case Continue(prefix):
+                self.writer.submit(slot, prefix)
+            case Guess(response, start):
+                self._guesses.append(DraftQuery(slot, self._running[slot].prompt.tokens, response, start))
+            case Ask(question):
+                self._executor.ask(slot, question)

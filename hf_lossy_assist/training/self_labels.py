@@ -11,13 +11,10 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from ..models.reading import CachedText, read, read_prompts, read_text
-from .choice import Choice
-from .draft_choices import MOST_LOGITS, DraftArgmax, DraftQuery
-from .prompts import Ids, Prompt, ResponseCost
+from .choice import MOST_LOGITS, Choice, DraftArgmax, DraftQuery, Ids
 from .ratio_labels import Continuation, write_all
-from .search import Found, Mismatch
-from .searches import Searched
-from .writing import ResponseLimits
+from .search import Found, Mismatch, Searched
+from .writing import Prompt, ResponseCost, ResponseLimits
 
 
 @dataclass(frozen=True, eq=False)

@@ -14,17 +14,29 @@ import torch
 from numpy.typing import NDArray
 from scipy.special import expit
 from sklearn.base import BaseEstimator, ClassifierMixin
-from sklearn.metrics import roc_auc_score
 from torch import Tensor, nn
 
 from ..errors import LossyValueError
 from ..heads import VerifierConfig, VerifierHead, VerifierRow, fold
 from ..heads.verifier_head import POSITIONS, RATIO
 from ..values import Checked, Probability, Rule
-from .crossing import better, cross, fit, learning_curve
-from .examples import Ratios, check
-from .saving import Curve, Origin, save_with_roc
-from .validation import RECALLS, area_of, both_classes, deal, largest_threshold, rates, validation_mask
+from .examples import Origin, Ratios, check
+from .validation import (
+    RECALLS,
+    Curve,
+    area_of,
+    auc_of,
+    better,
+    both_classes,
+    cross,
+    deal,
+    fit,
+    largest_threshold,
+    learning_curve,
+    rates,
+    save_with_roc,
+    validation_mask,
+)
 
 
 class AdamLayer(ClassifierMixin, BaseEstimator):
@@ -53,7 +65,7 @@ class AdamLayer(ClassifierMixin, BaseEstimator):
         self.classes_ = np.array([False, True])
         held_out = np.zeros(len(y), dtype=bool)
         if self.epochs is None:
-            held_out = validation_mask(y, groups, share=0.2, seed=self.seed)
+            held_out = validation_mask(y, groups, seed=self.seed)
         states, labels = torch.from_numpy(X).float(), torch.from_numpy(y).float()
         sides = [(states[mask], labels[mask]) for mask in (torch.from_numpy(~held_out), torch.from_numpy(held_out))]
         layer, self.epochs_ = self._descend(*sides)
@@ -145,40 +157,40 @@ def train_verifier(
     """
     examples, layer, seed = ratios.labelled(settings.ratio), settings.layer, settings.seed
     check(examples.only(settings.positions))
-    folds = deal(examples.labels, examples.prompts, seed=seed)
+    folds = deal(examples, seed=seed)
     crossed = {at: cross([layer], [at], examples, folds, on_fit=on_fit) for at in settings.positions}
     position, states = better(examples, {at: each.probabilities for at, each in crossed.items()}, seed=seed)
     scores = crossed[position].probabilities
-    by_ratio: dict[float, NDArray[np.floating]] = {settings.ratio: scores}
+    by_ratio = {settings.ratio: (examples, scores)}
     for ratio in curve_ratios:
         labelled = ratios.labelled(ratio)
         if ratio not in by_ratio and all(both_classes(labelled.labels[folds != fold]) for fold in np.unique(folds)):
             with suppress(LossyValueError):  # too few prompts have a class for an early stop
-                by_ratio[ratio] = cross([layer], [position], labelled, folds, on_fit=on_fit).probabilities
-    curves = tuple(
-        Curve(f"λ = {ratio:g}", ratios.labelled(ratio).labels, by_ratio[ratio], color=f"C{i}")
-        for i, ratio in enumerate(sorted(by_ratio))
-    )
+                by_ratio[ratio] = labelled, cross([layer], [position], labelled, folds, on_fit=on_fit).probabilities
+    known = sorted(by_ratio.items())
+    curves = tuple(Curve(f"λ = {ratio:g}", *each, color=f"C{i}") for i, (ratio, each) in enumerate(known))
     epochs = max(1, int(np.median([each[-1].epochs_ for each in crossed[position].by_fold.values()])))
     final = fit(AdamLayer(**{**layer.get_params(), "epochs": epochs}), [position], examples)
     on_fit()
-    labels, threshold = examples.labels, settings.threshold
-    recalls = {recall: _just_below(largest_threshold(labels, scores, recall)) for recall in RECALLS}
-    if settings.recall is not None:
-        threshold = _just_below(largest_threshold(labels, scores, settings.recall))
-    tpr, fpr = rates(labels, scores, threshold)
+
+    def threshold_for(recall: float) -> float:
+        # A token of this probability is still above the threshold just below it.
+        return float(np.nextafter(largest_threshold(examples, scores, recall), 0.0))
+
+    threshold = settings.threshold if settings.recall is None else threshold_for(settings.recall)
+    tpr, fpr = rates(examples, scores, threshold)
     fitted = final.predict_proba(examples.features([position]))[:, 1]
     metrics: dict[str, float] = {
         **area_of(examples, scores, seed=seed),
-        **{"train_auc": float(roc_auc_score(labels, fitted)), "tpr": tpr, "fpr": fpr, "epochs": epochs},
+        **{"train_auc": auc_of(examples, fitted), "tpr": tpr, "fpr": fpr, "epochs": epochs},
         **states,
-        **{f"auc_lambda_{curve.name[4:]}": float(roc_auc_score(curve.labels, curve.probabilities)) for curve in curves},
+        **{f"auc_lambda_{ratio:g}": auc_of(*each) for ratio, each in known},
         **learning_curve(layer, [position], examples, folds, seed=seed),
     }
     for kind in np.unique(ratios.kinds):
         inside = ratios.kinds == kind
-        if both_classes(labels[inside]):
-            metrics[f"auc_after_{kind}"] = float(roc_auc_score(labels[inside], scores[inside]))
+        if both_classes(examples.labels[inside]):
+            metrics[f"auc_after_{kind}"] = auc_of(examples.only(()).where(inside), scores[inside])
     scaler, found = final[0], final[-1]
     weight, bias = fold(scaler.mean_, scaler.scale_, found.coef_, found.intercept_)
     record = asdict(settings) | {"layer": layer.get_params()}
@@ -186,13 +198,10 @@ def train_verifier(
         position=position,
         ratio=settings.ratio,
         threshold=threshold,
-        thresholds=tuple(VerifierRow(t, *rates(labels, scores, t)) for t in sorted({*recalls.values(), threshold})),
+        thresholds=tuple(
+            VerifierRow(t, *rates(examples, scores, t)) for t in sorted({*map(threshold_for, RECALLS), threshold})
+        ),
         metrics={**metrics, "folds": len(np.unique(folds)), **examples.counts()},
         **origin.config_fields(record),
     )
     return TrainedVerifier(VerifierHead(config, weight, bias), curves)
-
-
-def _just_below(probability: float) -> float:
-    """Return the threshold above which a token of this probability still is."""
-    return float(np.nextafter(probability, 0.0))

@@ -1,4 +1,4 @@
-"""Writers of responses: their interface, one with a model in this process, and one with a model behind an API."""
+"""Prompts, and writers of responses: with a model in this process, or with one behind an API."""
 
 from __future__ import annotations
 
@@ -11,13 +11,32 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..errors import LossyServiceError, LossyValueError
 from ..models.reading import TOGETHER, CachedText, grouped, only_last_logits, read
-from ..tasks import Task
+from ..tasks import Example, Task
 from ..tasks.api_model import ApiModel
-from .choice import Choice, Greedy
-from .prompts import Ids, Prompt, ResponseCost
+from .choice import Choice, Greedy, Ids
 from .row_batch import RowBatch
 
 _PATIENCE = 0.1  # seconds that a step waits for a completion; meanwhile the draft and the task are not served
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """A prompt; ``id`` is its place among the task's examples."""
+
+    id: int
+    example: Example
+    tokens: Ids
+
+
+@dataclass(eq=False)
+class ResponseCost:
+    """The cost of a prompt's labels: the tokens that the target has read.
+
+    ``retokenised`` counts an API's responses whose text is tokenised differently than its parts.
+    """
+
+    target_tokens: int = 0
+    retokenised: int = 0
 
 
 @dataclass(frozen=True)

@@ -61,13 +61,12 @@ def test_judge_labels(options, tmp_path):
     assert figure(printed, "target tokens per mismatch") == f"{tokens / len(labels):.1f}"
     assert sorted(mined.prompts["prompt_id"]) == [0, 1, 2, 3]
     assert len(mined.tokens[0]["target_draft"]) == len(mined.tokens[0]["draft_previous"]) == 16
-    assert "target_target" not in mined.tokens.column_names
 
     manifest = mined.manifest
     assert (manifest["kind"], manifest["task"]) == ("judge", "letters")
     assert (manifest["target"]["name"], manifest["draft"]["name"]) == ("target", "draft")
     assert manifest["settings"] == {
-        "labels": "judge", "target_states": False, "writer_dtype": None, "split": "train", "max_new_tokens": 8,
+        "labels": "judge", "writer_dtype": None, "split": "train", "max_new_tokens": 8,
         "dtype": {"target": "float32", "draft": "float32"}, "decoding": "greedy", "api_model": None, "data": None,
         "task_settings": {"modulus": 3},
     }  # fmt: skip
@@ -130,10 +129,9 @@ def test_a_repeated_command_goes_on(options, tmp_path):
 
 
 def test_sampled_labels(options, tmp_path):
-    ok(*options, "--labels", "judge:target_states=true", "--sample", "--set", "temperature=0.7", "--set", "seed=3")
+    ok(*options, "--sample", "--set", "temperature=0.7", "--set", "seed=3")
     mined = load_mined(tmp_path / "data")
     assert mined.manifest["settings"]["decoding"] == {"temperature": 0.7, "seed": 3}
-    assert {"target_target", "draft_target"} <= set(mined.tokens.column_names)
 
 
 def test_ratio_labels(options, tmp_path):

@@ -61,18 +61,6 @@ def test_a_judge_is_trained_and_described(mined, tmp_path):
     assert all(f"| ROC-AUC after {n} prompts | {metrics[f'auc_from_{n}_prompts']} |" in card for n in curve)
     assert "![ROC curve](roc.png)" in card
     assert (tmp_path / "roc.png").is_file()
-    assert not (tmp_path / "comparison.json").exists()
-
-
-def test_a_comparison_is_printed_and_kept(mined, tmp_path):
-    printed = run("judge", "--data", mined, "--out", tmp_path, "--models", "both", "--compare").stdout
-    rows = json.loads((tmp_path / "comparison.json").read_text())
-    assert len(rows) == 8 + 2 + 9
-    for row in rows:
-        assert f"{row['auc']:.4f}" in printed
-        assert f"{row['gain']:+.4f} ({row['gain_low']:+.4f} … {row['gain_high']:+.4f})" in printed
-    for name in ("random forest, 128 trees", "MLP, 128 hidden units", "C = 1e-07", "AUC by state: "):
-        assert name in printed
 
 
 def marked(path, examples=24):

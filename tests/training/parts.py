@@ -11,17 +11,15 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from hf_lossy_assist.compat import ending_tokens
 from hf_lossy_assist.tasks import Example, Task
-from hf_lossy_assist.training.draft_choices import DraftArgmax
+from hf_lossy_assist.training.choice import DraftArgmax
 from hf_lossy_assist.training.judge_labels import JudgeMiner
-from hf_lossy_assist.training.label_folder import UnfinishedSearches
+from hf_lossy_assist.training.label_folder import PromptResult
 from hf_lossy_assist.training.labelling import Labelling, mine
-from hf_lossy_assist.training.labels import JudgeLabels
-from hf_lossy_assist.training.prompts import Prompt, PromptResult
-from hf_lossy_assist.training.search import Chosen, Found
-from hf_lossy_assist.training.searches import Searches
-from hf_lossy_assist.training.writing import LocalWriter, ResponseLimits
+from hf_lossy_assist.training.search import Chosen, Found, Searches
+from hf_lossy_assist.training.writing import LocalWriter, Prompt, ResponseLimits
 from tests.tiny_models import VOCAB, noisy_copy, tiny
 
+ALL = Chosen()
 # Random models hardly ever say one given token; with this many ends, most responses end by themselves.
 EOS = [2, 11, 23, 37, 41, 53]
 
@@ -106,11 +104,9 @@ class Parts:
     def limits(self) -> ResponseLimits:
         return ResponseLimits(ending_tokens(self.target.generation_config), self.max_new_tokens)
 
-    def searches(self, slots: int = 4, workers: int = 0, unfinished=None, *, chosen=None, **choice) -> Searches:
-        writer = LocalWriter(self.target, slots, self.limits(), **choice)
-        unfinished = unfinished or UnfinishedSearches()
-        guesses = DraftArgmax(self.draft, **choice)
-        return Searches(writer, guesses, self.task, self.decode, slots, workers, unfinished, chosen or Chosen())
+    def searches(self, slots: int = 4, workers: int = 0, *, chosen=ALL, **choice) -> Searches:
+        writer, guesses = LocalWriter(self.target, slots, self.limits(), **choice), DraftArgmax(self.draft, **choice)
+        return Searches(writer, guesses, self.task, self.decode, slots, workers, chosen)
 
 
 def tiny_parts(architecture: str = "llama", seed: int = 0, noise: float = 0.1, **more) -> Parts:
@@ -136,15 +132,12 @@ def states_of(model, text) -> torch.Tensor:
     return caught[0][0]
 
 
-POSITIONS = {"target": ("previous", "draft", "target"), "draft": ("previous", "draft")}
-
-
 def judge(parts: Parts, slots: int = 3) -> JudgeMiner:
-    return JudgeMiner(parts.searches(slots), {"target": parts.target, "draft": parts.draft}, POSITIONS)
+    return JudgeMiner(parts.searches(slots), {"target": parts.target, "draft": parts.draft})
 
 
 def labelling(parts: Parts, limit: int, **more) -> Labelling:
-    models = {"target": parts.target, "draft": parts.draft, "labels": JudgeLabels(target_states=True)}
+    models = {"target": parts.target, "draft": parts.draft}
     sizes = {"limit": limit, "split": "train", "batch_size": 3, "max_new_tokens": parts.max_new_tokens}
     return Labelling(parts.task, parts.tokenizer, **models | sizes | more)
 

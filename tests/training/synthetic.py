@@ -12,8 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from hf_lossy_assist.heads import ModelIdentity
-from hf_lossy_assist.training.examples import Examples, Ratios
-from hf_lossy_assist.training.saving import Origin
+from hf_lossy_assist.training.examples import Examples, Origin, Ratios
 
 TARGET_SIZE, DRAFT_SIZE = 6, 4
 TARGET = ModelIdentity("org/large", "abc", "LlamaForCausalLM", TARGET_SIZE, 100, (1.0, 2.0))
@@ -28,13 +27,13 @@ def sizes(column: str) -> int:
     return TARGET_SIZE if column.startswith("target") else DRAFT_SIZE
 
 
-def judged(prompts: int = 120, tokens: int = 5, seed: int = 0, share: float = 0.3, extra: tuple[str, ...] = ()):
+def judged(prompts: int = 120, tokens: int = 5, seed: int = 0, share: float = 0.3):
     """Return examples in which the first unit of each state leans towards the label; units have odd scales."""
     rng = np.random.default_rng(seed)
     n = prompts * tokens
     labels = rng.random(n) < share
     states = {}
-    for column, signal in {**SIGNAL, **dict.fromkeys(extra, 1.0)}.items():
+    for column, signal in SIGNAL.items():
         state = rng.normal(size=(n, sizes(column)))
         state[:, 0] += signal * labels
         scale = 10.0 ** np.arange(-2, sizes(column) - 2)

@@ -10,12 +10,10 @@ from hf_lossy_assist import LossyValueError, pairs
 from hf_lossy_assist.errors import LossyServiceError
 from hf_lossy_assist.tasks import Example
 from hf_lossy_assist.tasks.api_model import ApiModel
-from hf_lossy_assist.training.draft_choices import DraftArgmax
+from hf_lossy_assist.training.choice import DraftArgmax
 from hf_lossy_assist.training.label_folder import load_mined
-from hf_lossy_assist.training.labels import JudgeLabels
-from hf_lossy_assist.training.prompts import Prompt
-from hf_lossy_assist.training.searches import Searches
-from hf_lossy_assist.training.writing import ApiWriter, PromptText
+from hf_lossy_assist.training.search import Searches
+from hf_lossy_assist.training.writing import ApiWriter, Prompt, PromptText
 from tests.openai_server import completes, fails, openai_server, transformers_server
 from tests.training.parts import Checksum, Notes, Parts, by_prompt, labelling, run, tiny_parts
 
@@ -46,7 +44,7 @@ def test_labels_are_those_of_a_target_in_this_process():
         results = list(searches(parts, client(server)).run(prompts))
     assert {one.prompt.id: one.found for one in results} == by_prompt(parts, prompts)
     assert sum(len(one.found.mismatches) for one in results) > 3
-    assert all(one.counts.retokenised == 0 for one in results)
+    assert all(one.cost.retokenised == 0 for one in results)
     request = server.requests[0]
     assert request["path"] == "/v1/completions"
     assert (request["model"], request["temperature"], request["max_tokens"]) == ("tiny", 0, parts.max_new_tokens)
@@ -57,7 +55,7 @@ def test_a_server_that_dies_midway_costs_nothing_that_was_mined(tmp_path):
     parts = api_parts()
 
     def mined_by(server) -> Notes:
-        return run(tmp_path, labelling(parts, 6, target=None, api=client(server), labels=JudgeLabels(), batch_size=2))
+        return run(tmp_path, labelling(parts, 6, target=None, api=client(server), batch_size=2))
 
     dying = openai_server(*[completes(parts.target, parts.tokenizer)] * 26, fails(500))
     with dying as server, pytest.raises(LossyServiceError, match="what was mined is kept"):

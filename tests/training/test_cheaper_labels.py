@@ -9,14 +9,11 @@ import numpy as np
 import pytest
 
 from hf_lossy_assist.tasks import Example
-from hf_lossy_assist.training.label_folder import UnfinishedSearches
 from hf_lossy_assist.training.search import Chosen, Found, search
 from tests.training.parts import Checksum, by_prompt, judge, tiny_parts
 
 
-def labelled(
-    count: int, chosen: Chosen, start: float, *, important: bool, more: int = 0, begun: Found | None = None
-) -> Found:
+def labelled(count: int, chosen: Chosen, start: float, *, important: bool, more: int = 0) -> Found:
     """Search a text of zeros where the draft says 1 at every odd place; a changed text has ``more`` mismatches."""
 
     class Zeros(Checksum):
@@ -27,7 +24,7 @@ def labelled(
             return not important
 
     first = (0,) * (2 * count)
-    steps = search(Example("", ""), Zeros(), str, begun, chosen=chosen, start=start)
+    steps = search(Example("", ""), Zeros(), str, chosen=chosen, start=start)
     request = next(steps)
     while True:
         match type(request).__name__:
@@ -36,10 +33,8 @@ def labelled(
                 reply = (*request.prefix, *text[len(request.prefix) :])
             case "Guess":
                 reply = tuple(i % 2 for i in range(request.start, len(request.response)))
-            case "Ask":
-                reply = request.question()
             case _:
-                reply = None
+                reply = request.question()
         try:
             request = steps.send(reply)
         except StopIteration as end:
@@ -62,28 +57,12 @@ def test_every_mismatch_is_drawn_equally_often_and_weights_make_up_for_the_rest(
     assert all(abs(times - expected) <= 1 for times in drawn.values())
 
 
-@pytest.mark.parametrize(("before", "after", "kept"), [(None, 8, 5), (None, 3, 5), (4, 2, 1), (4, None, 2), (4, 8, 3)])
-def test_a_prompt_ends_by_the_plan_that_it_began_with(before, after, kept):
-    whole = labelled(17, Chosen(before), 0.3, important=True)
-    begun = dataclasses.replace(whole, mismatches=whole.mismatches[:kept])
-    assert labelled(17, Chosen(after), 0.3, important=True, begun=begun) == whole
-
-
-def test_draws_depend_on_the_seed_and_go_on_after_a_cut(tmp_path):
+def test_draws_depend_on_the_seed():
     parts = tiny_parts(seed=3, noise=0.3, max_new_tokens=40)
     prompts = parts.prompts(6)
     whole = by_prompt(parts, prompts, chosen=Chosen(3))
     assert by_prompt(parts, prompts, chosen=Chosen(3, seed=1)) != whole
     assert any(found.mismatches[0].weight > 1 for found in whole.values() if found.mismatches)
-    cut = UnfinishedSearches(tmp_path)
-    for i, found in whole.items():
-        if len(found.mismatches) > 1 and found.mismatches[-1].important:
-            # The last label is still to be found; as the target's token stayed, it has changed nothing.
-            part = dataclasses.replace(found, mismatches=found.mismatches[:-1])
-            cut.keep({i: (parts.searches().unfinished.get(i)[0], part)})
-    assert [*cut.items()]
-    again = by_prompt(parts, prompts, chosen=Chosen(3), unfinished=UnfinishedSearches(tmp_path))
-    assert again == whole
 
 
 def test_prompts_that_the_target_answers_wrongly_may_be_left_out():

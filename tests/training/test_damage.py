@@ -144,7 +144,7 @@ def test_a_run_is_entered(tmp_path):
     assert manifest["target"]["architecture"] == "LlamaForCausalLM"
     assert manifest["draft"]["hidden_size"] == 32
     assert manifest["settings"] == {
-        "labels": "judge", "target_states": True, "writer_dtype": None, "split": "train", "max_new_tokens": 8,
+        "labels": "judge", "writer_dtype": None, "split": "train", "max_new_tokens": 8,
         "dtype": {"target": "float32", "draft": "float32"}, "decoding": "greedy", "api_model": None, "shots": [1, 2],
     }  # fmt: skip
     assert [run["argv"] for run in manifest["runs"]] == [["lossy-assist", "mine"], ["again"]]
@@ -153,7 +153,7 @@ def test_a_run_is_entered(tmp_path):
 
 def test_what_may_change_from_run_to_run(tmp_path):
     open_run(tmp_path, PLAN, {})
-    cheaper = JudgeLabels(mismatches=3, only_solved=True, workers=2, target_states=True)
+    cheaper = JudgeLabels(mismatches=3, only_solved=True, workers=2)
     open_run(tmp_path, dataclasses.replace(PLAN, labels=cheaper, limit=9, batch_size=1), {})
 
 
@@ -162,7 +162,7 @@ def test_what_may_change_from_run_to_run(tmp_path):
     [
         ({"labels": RatioLabels()}, ["`kind` was 'judge' and is 'ratio'", "`labels`", "`rows` was None and is 8"]),
         ({"labels": SelfLabels()}, ["`labels` was 'judge' and is 'self'", "`horizon`"]),
-        ({"labels": JudgeLabels(temperature=0.5, target_states=True)}, ["`decoding` was 'greedy' and is {'temp"]),
+        ({"labels": JudgeLabels(temperature=0.5)}, ["`decoding` was 'greedy' and is {'temp"]),
         ({"task": Renamed()}, ["`task` was 'checksum' and is 'gsm8k'"]),
         ({"max_new_tokens": 9}, ["`max_new_tokens` was 8 and is 9;"]),
         ({"settings": {"shots": [1, 2], "new": 1}}, ["`new` was None and is 1"]),

@@ -41,19 +41,17 @@ def test_what_was_written_is_read(tmp_path):
 def test_states_may_be_chosen(tmp_path):
     found = read_judged(write_judged(tmp_path, judged(prompts=20)), ["target_draft"])
     assert list(found.examples.states) == ["target_draft"]
-    more = write_judged(tmp_path / "more", judged(prompts=20, extra=("target_target",)))
-    assert "target_target" in read_judged(more).examples.states
 
 
 def test_folders_are_read_together(tmp_path):
     """Prompts of several folders stay apart, and states that some lack are left out."""
-    parts = [judged(prompts=20), judged(prompts=10, extra=("target_target",))]
+    parts = [judged(prompts=20), judged(prompts=10).only(["target_previous", "target_draft", "draft_draft"])]
     folders = [write_judged(tmp_path / name, part) for name, part in zip("ab", parts, strict=True)]
     one, two = (read_judged(folder) for folder in folders)
     both = read_together(folders)
     assert len(np.unique(both.examples.prompts)) == 30
     assert (both.examples.labels == np.concatenate([one.examples.labels, two.examples.labels])).all()
-    assert [*both.examples.states] == [*one.examples.states]
+    assert [*both.examples.states] == [*two.examples.states] != [*one.examples.states]
     for name, state in both.examples.states.items():
         assert (state == np.concatenate([one.examples.states[name], two.examples.states[name]])).all()
     assert both.origin.data["others"] == [two.origin.data]

@@ -14,9 +14,9 @@ from sklearn.metrics import roc_auc_score
 from hf_lossy_assist import LossyValueError
 from hf_lossy_assist.heads import JudgeHead
 from hf_lossy_assist.heads.repository import ROC
-from hf_lossy_assist.training.crossing import fit
 from hf_lossy_assist.training.examples import Examples
-from hf_lossy_assist.training.judge_training import JudgeSettings, compare, train_judge, trials, variants
+from hf_lossy_assist.training.judge_training import JudgeSettings, train_judge
+from hf_lossy_assist.training.validation import deal, fit
 from tests.training.synthetic import DRAFT, ORIGIN, TARGET, judged
 
 CHOICES = [("target", "draft"), ("draft", "previous"), ("both", "draft"), ("target", "both"), ("both", "both")]
@@ -51,10 +51,10 @@ def test_a_head_fitted_by_hand_judges_each_fold(weighted):
     examples = judged(seed=3, prompts=60)
     if weighted:
         examples = replace(examples, weights=1.0 + examples.prompts % 5)
-    folds, strengths = (examples.prompts // 7) % 3, (1e-4, 1e-2, 1.0)
-    trained = train_judge(examples, ORIGIN, JudgeSettings(positions="draft", strengths=strengths), folds=folds)
+    folds, strengths = deal(examples), (1e-4, 1e-2, 1.0)
+    trained = train_judge(examples, ORIGIN, JudgeSettings(positions="draft", strengths=strengths))
     scores = np.empty((3, len(examples)))
-    for fold in range(3):
+    for fold in range(5):
         for i, strength in enumerate(strengths):
             inside = folds == fold
             scores[i, inside] = by_hand(examples, "target_draft", strength, ~inside)[inside]
@@ -62,7 +62,7 @@ def test_a_head_fitted_by_hand_judges_each_fold(weighted):
     def area(row, mask):
         return roc_auc_score(examples.labels[mask], row[mask], sample_weight=examples.weights[mask])
 
-    for fold in range(3):
+    for fold in range(5):
         best = max(range(3), key=lambda i: area(scores[i], folds != fold))
         np.testing.assert_allclose(trained.probabilities[folds == fold], scores[best, folds == fold], atol=1e-4)
     metrics = trained.head.config.metrics
@@ -79,9 +79,7 @@ def test_a_weight_is_as_many_tokens():
     heavy = replace(examples, weights=1.0 + (examples.prompts // 7) % 3)
     times = heavy.weights.astype(int)
     copies = examples.where(np.repeat(np.arange(len(examples)), times))
-    folds = (examples.prompts // 7) % 4
-    settings = JudgeSettings(positions="draft", strengths=(0.1,))
-    one = train_judge(heavy, ORIGIN, settings, folds=folds)
+    one = train_judge(heavy, ORIGIN, JudgeSettings(positions="draft", strengths=(0.1,)))
     # scikit-learn's C counts rows: as many copies of a row need a smaller one.
     config = one.head.config
     other = fit(LogisticRegression(C=0.1 / heavy.weights.mean(), max_iter=500), config.columns, copies)
@@ -234,49 +232,18 @@ def test_settings_out_of_range(settings, message):
 
 def test_every_fold_is_judged_by_a_classifier_that_has_not_seen_it():
     examples = judged(prompts=60)
-    folds = (examples.prompts // 7) % 4
     settings = JudgeSettings(positions="draft", strengths=(1.0,))
-    before = train_judge(examples, ORIGIN, settings, folds=folds).probabilities
-    for fold in range(4):
+    folds, before = deal(examples), train_judge(examples, ORIGIN, settings).probabilities
+    for fold in range(5):
         inside = folds == fold
         changed = replace(examples, labels=examples.labels ^ inside)
-        after = train_judge(changed, ORIGIN, settings, folds=folds).probabilities
+        after = train_judge(changed, ORIGIN, settings).probabilities
         assert (after[inside] == before[inside]).all()
         assert not np.allclose(after[~inside], before[~inside])
 
 
-def test_folds_of_one_class_cannot_be_measured():
+def test_a_class_of_one_prompt_cannot_be_measured():
     examples = judged(prompts=40)
-    examples.labels[:] = examples.prompts % 2 == 0
-    with pytest.raises(LossyValueError, match=r"`folds`"):
-        train_judge(examples, ORIGIN, folds=(examples.prompts % 2).astype(int))
-    with pytest.raises(LossyValueError, match=r"`folds` .* \[3\]"):
-        train_judge(judged(), ORIGIN, folds=np.full(600, 3))
     examples.labels[:] = examples.prompts == examples.prompts[0]
     with pytest.raises(LossyValueError, match="of 40 prompts 1 have tokens of one class and 39 of the other"):
         train_judge(examples, ORIGIN)
-
-
-def test_classifiers_and_states_are_compared_on_the_same_folds():
-    examples, settings = judged(prompts=60), JudgeSettings(models="both", positions="draft", strengths=(0.001, 1.0))
-    trained = train_judge(examples, ORIGIN, settings)
-    rows = list(compare(examples, trained, settings, trials(examples, trained, settings)))
-    assert len(rows) == 2 + 2 + 9
-    assert [row.classifier.split(",")[0] for row in rows[:4]] == [
-        "logistic regression", "logistic regression", "random forest", "MLP",
-    ]  # fmt: skip
-    by_states = {(row.models, row.positions): row for row in rows[4:]}
-    assert set(by_states) == {(m, p) for m in ("target", "draft", "both") for p in ("previous", "draft", "both")}
-    own = by_states["both", "draft"]
-    assert (own.auc, own.gain) == pytest.approx((trained.head.config.metrics["auc"], 0.0), abs=1e-4)
-    # The states that know more are ranked higher, and the interval knows that both judge the same tokens.
-    poor = by_states["draft", "previous"]
-    assert max(poor.auc, by_states["target", "previous"].auc) < by_states["target", "draft"].auc
-    assert poor.gain_low < poor.gain < poor.gain_high < 0
-    assert poor.gain_high - poor.gain_low < 2 * (poor.auc_high - poor.auc_low)
-
-
-def test_states_of_the_targets_token_are_compared_where_they_were_mined():
-    found = variants([f"{model}_{token}" for model in ("target", "draft") for token in ("previous", "draft", "target")])
-    assert len(found) == 15
-    assert found[-1][-1] == ("target_draft", "target_target", "draft_draft", "draft_target")

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from hf_lossy_assist import LossyValueError
+from hf_lossy_assist.models.reading import CachedText
 from hf_lossy_assist.store.process import Process
 from hf_lossy_assist.training.judge_labels import mismatch_states
 from hf_lossy_assist.training.label_folder import load_mined
@@ -30,7 +31,7 @@ def test_everything_is_stored(tmp_path):
     tokens = mined.tokens.with_format("torch")
     assert set(tokens.column_names) == {
         "prompt_id", "index", "target_token", "draft_token", "important", "weight", "target_previous", "target_draft",
-        "target_target", "draft_previous", "draft_draft", "draft_target",
+        "draft_previous", "draft_draft",
     }  # fmt: skip
     for prompt in mined.prompts:
         i = prompt["prompt_id"]
@@ -43,9 +44,8 @@ def test_everything_is_stored(tmp_path):
         assert labels == [dataclasses.astuple(mismatch) for mismatch in found[i].mismatches]
         assert (prompt["mismatches"], prompt["important"]) == (len(rows), sum(int(row["important"]) for row in rows))
         if rows:
-            states = mismatch_states(
-                parts.target, prompt["prompt_tokens"], found[i].last, found[i].mismatches, ("draft", "target")
-            )
+            given = prompt["prompt_tokens"], found[i].last, found[i].mismatches
+            states = mismatch_states(parts.target, *given, CachedText())
             for name, values in states.items():
                 stored = torch.stack([row[f"target_{name}"] for row in rows])
                 torch.testing.assert_close(stored, values, atol=2e-5, rtol=1e-4)
@@ -131,7 +131,9 @@ def test_prompts_that_do_not_fit_are_skipped(tmp_path):
         too_long = lengths[row["prompt_id"]] > limit
         assert (row["error"] or "").startswith("the prompt has") == too_long
         assert row["status"] == "skipped" or not too_long
-    assert labelling(parts, 1, draft=tiny("gpt2"), max_new_tokens=100).longest == 156
+    (prompt,), other = parts.prompts(1), labelling(parts, 1, draft=tiny("gpt2"), max_new_tokens=100)
+    fits = [other.refusal(dataclasses.replace(prompt, tokens=(3,) * n)) is None for n in (0, 1, 156, 157)]
+    assert fits == [False, True, True, False]
 
 
 def test_a_killed_process_is_continued(tmp_path):

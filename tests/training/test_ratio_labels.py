@@ -13,9 +13,8 @@ from hf_lossy_assist.models.reading import read_prompts
 from hf_lossy_assist.store.shards import ShardStore
 from hf_lossy_assist.tasks import Example
 from hf_lossy_assist.training.choice import GumbelMax
-from hf_lossy_assist.training.prompts import Prompt
 from hf_lossy_assist.training.ratio_labels import KINDS, Continuation, RatioMiner, write_all
-from hf_lossy_assist.training.writing import ResponseLimits
+from hf_lossy_assist.training.writing import Prompt, ResponseLimits
 from tests.tiny_models import ARCHITECTURES, constant
 from tests.training.parts import Parts, states_of, tiny_parts
 

@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from hf_lossy_assist.models.reading import CachedText
-from hf_lossy_assist.training.choice import Greedy, GumbelMax
-from hf_lossy_assist.training.draft_choices import DraftArgmax
+from hf_lossy_assist.training.choice import DraftArgmax, Greedy, GumbelMax
 from hf_lossy_assist.training.self_labels import SelfSearches, likelihood_changes
 from tests.tiny_models import ARCHITECTURES
 from tests.training import reference
@@ -70,11 +69,11 @@ def test_the_batch_changes_nothing():
     prompts = parts.prompts(5)
     alone, together = (sorted(labels(parts, n).run(prompts), key=lambda one: one.prompt.id) for n in (1, 3))
     assert [one.found for one in alone] == [one.found for one in together]
-    assert [vars(one.counts) for one in alone] == [vars(one.counts) for one in together]
+    assert [vars(one.cost) for one in alone] == [vars(one.cost) for one in together]
     for one in alone:
         ends = [m.index + 1 + min(4, len(one.found.first) - m.index - 1) - m.index for m in one.found.mismatches]
         written, judged = len(one.found.first), len(one.found.first) + 1 if ends else 0
-        assert one.counts.target_tokens == len(one.prompt.tokens) - 1 + written + judged + sum(ends)
+        assert one.cost.target_tokens == len(one.prompt.tokens) - 1 + written + judged + sum(ends)
 
 
 def test_a_draft_that_is_the_target_draws_the_same_tokens():

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from hf_lossy_assist.training.judge_labels import POSITIONS, mismatch_states
+from hf_lossy_assist.models.reading import CachedText
+from hf_lossy_assist.training.judge_labels import mismatch_states
 from hf_lossy_assist.training.search import Mismatch
 from tests.tiny_models import ARCHITECTURES, tiny
 from tests.training.parts import states_of
@@ -25,22 +26,17 @@ MISMATCHES = (
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_states_are_those_of_one_text_for_each_mismatch(architecture):
     model = tiny(architecture)
-    found = mismatch_states(model, PROMPT, RESPONSE, MISMATCHES, POSITIONS)
-    assert list(found) == list(POSITIONS)
+    found = mismatch_states(model, PROMPT, RESPONSE, MISMATCHES, CachedText())
+    assert list(found) == ["previous", "draft"]
     for i, one in enumerate(MISMATCHES):
         before = [*PROMPT, *RESPONSE[: one.index]]
-        for position, text in (
-            ("previous", before),
-            ("draft", [*before, one.draft_token]),
-            ("target", [*before, one.target_token]),
-        ):
+        for position, text in (("previous", before), ("draft", [*before, one.draft_token])):
             torch.testing.assert_close(found[position][i], states_of(model, text)[-1], atol=2e-5, rtol=1e-4)
 
 
 def test_only_what_is_wanted_is_read():
     model, read = tiny(), []
     model.register_forward_pre_hook(lambda _, args, given: read.append(given["input_ids"].shape[1]), with_kwargs=True)
-    found = mismatch_states(model, PROMPT, RESPONSE, MISMATCHES[:1], ("draft",))
-    assert [*found] == ["draft"]
+    found = mismatch_states(model, PROMPT, RESPONSE, MISMATCHES[:1], CachedText())
     assert found["draft"].shape == (1, 32)
     assert read == [5, 1]  # nothing after the last mismatch

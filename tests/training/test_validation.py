@@ -9,23 +9,32 @@ from hypothesis import strategies as st
 from sklearn.metrics import roc_auc_score
 
 from hf_lossy_assist import LossyValueError
+from hf_lossy_assist.training.examples import Examples
 from hf_lossy_assist.training.validation import (
-    RECALLS,
-    auc_interval,
+    auc_draws,
+    interval,
     largest_threshold,
     rates,
-    recall_rows,
+    recall_and_skipped,
     validation_mask,
 )
 
 TOKENS = st.lists(st.tuples(st.booleans(), st.integers(0, 20).map(lambda n: n / 20)), min_size=1, max_size=40)
 
 
+def examples_of(labels, prompts=None) -> Examples:
+    return Examples({}, np.asarray(labels), np.zeros(len(labels), dtype=int) if prompts is None else prompts)
+
+
+def auc_interval(labels, scores, prompts, **options) -> tuple[float, float]:
+    return interval(auc_draws(examples_of(labels, prompts), scores, **options))
+
+
 @settings(max_examples=200)
 @given(TOKENS.filter(lambda tokens: any(label for label, _ in tokens)), st.integers(1, 20).map(lambda n: n / 20))
 def test_no_larger_threshold_has_the_recall(tokens, recall):
     labels, probabilities = (np.array(column) for column in zip(*tokens, strict=True))
-    threshold = largest_threshold(labels, probabilities, recall)
+    threshold = largest_threshold(examples_of(labels), probabilities, recall)
 
     def found(candidate):
         important = [p for label, p in tokens if label]
@@ -37,27 +46,18 @@ def test_no_larger_threshold_has_the_recall(tokens, recall):
 
 
 @settings(max_examples=100)
-@given(TOKENS.filter(lambda tokens: any(label for label, _ in tokens)))
-def test_rows_say_what_their_thresholds_do(tokens):
+@given(TOKENS.filter(lambda tokens: any(label for label, _ in tokens)), st.integers(0, 20).map(lambda n: n / 20))
+def test_shares_are_those_of_tokens_below_the_threshold(tokens, threshold):
     labels, probabilities = (np.array(column) for column in zip(*tokens, strict=True))
-    rows = recall_rows(labels, probabilities)
-    assert [row[0] for row in rows] == sorted({row[0] for row in rows})
-    for threshold, recall, skipped in rows:
-        accepted = [(label, p < threshold) for label, p in tokens]
-        assert skipped == pytest.approx(sum(skip for _, skip in accepted) / len(accepted))
-        missed = sum(skip for label, skip in accepted if label)
-        assert recall == pytest.approx(1 - missed / labels.sum())
-    assert rows[0][1] == 1
-
-
-def test_the_table_is_long_where_there_are_enough_tokens():
-    rng = np.random.default_rng(0)
-    assert len(recall_rows(rng.random(5000) < 0.2, rng.random(5000))) == len(RECALLS) >= 10
+    recall, skipped = recall_and_skipped(examples_of(labels), probabilities, threshold)
+    accepted = [(label, p < threshold) for label, p in tokens]
+    assert skipped == pytest.approx(sum(skip for _, skip in accepted) / len(accepted))
+    assert recall == pytest.approx(1 - sum(skip for label, skip in accepted if label) / labels.sum())
 
 
 def test_rates_are_strict_about_the_threshold():
     labels = np.array([True, True, False, False])
-    assert rates(labels, np.array([0.5, 0.6, 0.5, 0.9]), 0.5) == (0.5, 0.5)
+    assert rates(examples_of(labels), np.array([0.5, 0.6, 0.5, 0.9]), 0.5) == (0.5, 0.5)
 
 
 def test_the_interval_is_that_of_areas_over_drawn_prompts():
@@ -68,8 +68,8 @@ def test_the_interval_is_that_of_areas_over_drawn_prompts():
     for _ in range(300):
         drawn = np.concatenate([np.flatnonzero(prompts == i) for i in rng.integers(12, size=12)])
         areas.append(roc_auc_score(labels[drawn], scores[drawn]))
-    interval = auc_interval(labels, scores, prompts, draws=2000)
-    assert interval == pytest.approx(tuple(np.quantile(areas, [0.025, 0.975])), abs=0.03)
+    found = auc_interval(labels, scores, prompts, draws=2000)
+    assert found == pytest.approx(tuple(np.quantile(areas, [0.025, 0.975])), abs=0.03)
 
 
 def test_the_interval_covers_the_area_nineteen_times_in_twenty():
@@ -107,7 +107,7 @@ def test_no_prompt_is_on_both_sides(seed):
     labels = rng.random(len(prompts)) < 0.2
     mask = validation_mask(labels, prompts, seed=seed)
     assert not set(prompts[mask]) & set(prompts[~mask])
-    assert len(set(prompts[mask])) == 5
+    assert len(set(prompts[mask])) == 10
     assert all(labels[side].any() and not labels[side].all() for side in (mask, ~mask))
     assert (validation_mask(labels, prompts, seed=seed) == mask).all()
     assert (validation_mask(labels, prompts, seed=seed + 1) != mask).any()

@@ -13,8 +13,7 @@ from sklearn.metrics import roc_auc_score
 from hf_lossy_assist import LossyValueError
 from hf_lossy_assist.heads import VerifierHead
 from hf_lossy_assist.heads.repository import ROC
-from hf_lossy_assist.training.crossing import fit
-from hf_lossy_assist.training.validation import deal
+from hf_lossy_assist.training.validation import deal, fit
 from hf_lossy_assist.training.verifier_training import AdamLayer, VerifierSettings, train_verifier
 from tests.training.synthetic import DRAFT, KINDS, ORIGIN, TARGET, ratios
 
@@ -70,16 +69,16 @@ def test_the_better_position_is_the_default(trained):
 def test_figures_are_out_of_fold(trained):
     examples = ratios().labelled(1.2)
     (curve,) = [curve for curve in trained.curves if curve.name == "λ = 1.2"]
-    labels, folds = curve.labels, deal(examples.labels, examples.prompts)
+    labels, folds = curve.examples.labels, deal(examples)
     for fold in np.unique(folds):
         inside = folds == fold
         scores = fit(QUICK, ["token"], examples.where(~inside)).predict_proba(examples.states["token"][inside])[:, 1]
-        np.testing.assert_allclose(curve.probabilities[inside], scores, atol=1e-6)
+        np.testing.assert_allclose(curve.scores[inside], scores, atol=1e-6)
     metrics = trained.head.config.metrics
-    assert metrics["auc"] == pytest.approx(roc_auc_score(labels, curve.probabilities))
+    assert metrics["auc"] == pytest.approx(roc_auc_score(labels, curve.scores))
     assert metrics["auc_low"] < metrics["auc"] < metrics["auc_high"]
-    assert metrics["tpr"] == pytest.approx((curve.probabilities[labels] > 0.5).mean())
-    assert metrics["fpr"] == pytest.approx((curve.probabilities[~labels] > 0.5).mean())
+    assert metrics["tpr"] == pytest.approx((curve.scores[labels] > 0.5).mean())
+    assert metrics["fpr"] == pytest.approx((curve.scores[~labels] > 0.5).mean())
     assert metrics["acceptable_share"] == pytest.approx(examples.labels.mean())
     assert {f"auc_after_{kind}" for kind in KINDS} <= set(metrics)
     assert len([name for name in metrics if name.startswith("auc_from_")]) == 3
@@ -87,8 +86,8 @@ def test_figures_are_out_of_fold(trained):
     assert len(rows) >= 10
     assert [row.threshold for row in rows] == sorted(row.threshold for row in rows)
     for row in rows:
-        assert row.tpr == pytest.approx((curve.probabilities[labels] > row.threshold).mean())
-        assert row.fpr == pytest.approx((curve.probabilities[~labels] > row.threshold).mean())
+        assert row.tpr == pytest.approx((curve.scores[labels] > row.threshold).mean())
+        assert row.fpr == pytest.approx((curve.scores[~labels] > row.threshold).mean())
 
 
 @pytest.mark.parametrize("recall", [0.5, 0.9, 1.0])
@@ -96,7 +95,7 @@ def test_a_threshold_by_the_recall_that_it_needs(recall):
     settings = VerifierSettings(ratio=1.2, position="token", recall=recall, layer=QUICK)
     trained = train_verifier(ratios(), ORIGIN, settings, curve_ratios=())
     (curve,), config = trained.curves, trained.head.config
-    acceptable = curve.probabilities[curve.labels]
+    acceptable = curve.scores[curve.examples.labels]
     assert config.metrics["tpr"] == (acceptable > config.threshold).mean() >= recall
     assert all((acceptable > larger).mean() < recall for larger in acceptable if larger > config.threshold)
 
@@ -119,7 +118,7 @@ def test_a_lambda_below_one(ratio, tmp_path):
 def test_one_curve_for_each_lambda(trained, tmp_path):
     assert [curve.name for curve in trained.curves] == ["λ = 1", "λ = 1.2", "λ = 1.5"]
     assert {"auc_lambda_1", "auc_lambda_1.2", "auc_lambda_1.5"} <= set(trained.head.config.metrics)
-    shares = [curve.labels.mean() for curve in trained.curves]
+    shares = [curve.examples.labels.mean() for curve in trained.curves]
     assert shares == sorted(shares)
     trained.save(tmp_path / "head")
     assert (tmp_path / "head" / ROC).stat().st_size > 1000
