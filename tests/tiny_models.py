@@ -121,7 +121,10 @@ class ConstantConfig(PretrainedConfig):
 
 
 class ConstantLM(PreTrainedModel, GenerationMixin):
-    """A model that says the same thing after every prefix: ``softmax(W h)`` with fixed W and h."""
+    """A model that says the same thing after every prefix: ``softmax(W h)`` with fixed W and h.
+
+    It takes positions, so that rows of different lengths decode together.
+    """
 
     config_class = ConstantConfig
 
@@ -138,7 +141,7 @@ class ConstantLM(PreTrainedModel, GenerationMixin):
     def get_input_embeddings(self) -> nn.Module:
         return self.embed
 
-    def forward(self, input_ids=None, logits_to_keep=0, **kwargs):
+    def forward(self, input_ids=None, position_ids=None, logits_to_keep=0, **kwargs):
         batch, length = input_ids.shape
         if (cache := kwargs.get(CACHE)) is not None:
             zeros = torch.zeros(batch, 1, length, 1)

@@ -111,11 +111,11 @@ def count_texts(sequences: torch.Tensor, texts: torch.Tensor) -> np.ndarray:
 class TellingLM(ConstantLM):
     """A constant model whose state also says which token it has just read, in the last V units."""
 
-    def forward(self, input_ids=None, logits_to_keep=0, **kwargs):
+    def forward(self, input_ids=None, position_ids=None, logits_to_keep=0, **kwargs):
         self.read = torch.nn.functional.one_hot(input_ids, self.config.vocab_size).float()
         handle = self.lm_head.register_forward_pre_hook(self._tell, prepend=True)
         try:
-            return super().forward(input_ids, logits_to_keep, **kwargs)
+            return super().forward(input_ids, position_ids, logits_to_keep, **kwargs)
         finally:
             handle.remove()
 
