@@ -17,7 +17,7 @@ from transformers import GenerationMixin, PreTrainedModel
 
 from .. import compat
 from ..core.statistics import CollectedStats, LossyStats
-from ..errors import LossyUnsupportedError, LossyValueError, nearest, warn_once
+from ..errors import LossyError, LossyUnsupportedError, LossyValueError, nearest, warn_once
 from .config import FIELDS, LossyConfig
 from .drafter_choice import DRAFTERS, DRAFTING
 from .lossy_call import LossyCall
@@ -367,7 +367,11 @@ def _wrap_decoding(original: Callable[..., Any]) -> Callable[..., Any]:
         if call is None or call.model is not self:
             return original(self, *args, **kwargs)
         _pending.set(None)  # calls of the drafter inside are ordinary ones
-        result, stats = call.decode(*args, **kwargs)
+        try:
+            result, stats = call.decode(*args, **kwargs)
+        except LossyError as error:
+            call.given.explain(error)
+            raise
         _last[self] = stats
         with _lock:
             for model, collected in _collecting:
