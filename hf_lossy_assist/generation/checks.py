@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from torch import nn
-from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel
+from transformers import LogitsProcessorList, PreTrainedModel
 from transformers.cache_utils import StaticCache
 
 from .. import compat
@@ -183,7 +183,7 @@ def check_mode(config: LossyConfig, do_sample: bool, longest: int | None) -> Non
 
 def check_grammar(config: LossyConfig, processors: LogitsProcessorList, do_sample: bool) -> bool:
     """Tell whether the text follows a grammar, and warn once if a lossy rule is lossless because of it."""
-    grammar = grammar_in(processors)
+    grammar = grammar_in(processors) if processors else None
     if grammar is not None and config.limits.scope is None and not config.rule.is_lossless(do_sample):
         warn_once(
             f"`lossy_mode` {config.rule.name!r} decodes losslessly, because {type(grammar).__name__} of "
@@ -193,12 +193,8 @@ def check_grammar(config: LossyConfig, processors: LogitsProcessorList, do_sampl
     return grammar is not None
 
 
-def check_certificate(
-    config: LossyConfig, model: PreTrainedModel, choice: DrafterChoice, own: GenerationConfig, given: GivenFields
-) -> None:
-    if config.certificate is None:
-        return
-    by_model = choice.drafts_with_model or choice.drafts_with_eagle3
+def check_certificate(config: LossyConfig, choice: DrafterChoice, call: Prepared, given: GivenFields) -> None:
+    own, by_model = call.config, choice.drafts_with_model or choice.drafts_with_eagle3
     draft = choice.assistant_model if by_model else None
     draws: Any = (1.0 if own.temperature is None else own.temperature) if own.do_sample else None
     if own.do_sample and (own.top_k or (own.top_p is not None and own.top_p < 1)):
@@ -209,4 +205,4 @@ def check_certificate(
     ends = {name: given(name) for name in ("assistant_confidence_threshold", "num_assistant_tokens_schedule")}
     others = [f"`{name}` {value!r}" for name, value in ends.items() if value not in (None, 0, "constant")]
     gamma = f"{gamma} with {' and '.join(others)}" if others else gamma
-    config.certificate.check(config.rule, config.in_full(), model, draft, gamma, draws)
+    config.certificate.check(config.rule, config.in_full(), call.model, draft, gamma, draws)

@@ -149,11 +149,13 @@ class LossyCall:
         )
         check_prepared(self.config, self.choice, call)
         check_mode(self.config, generation_config.do_sample, self.choice.longest)
-        check_certificate(self.config, self.model, self.choice, generation_config, self.given)
+        if self.config.certificate is not None:
+            check_certificate(self.config, self.choice, call, self.given)
         structured = check_grammar(self.config, call.processors, generation_config.do_sample)
         limits = self.config.limits.bind(call.tokenizer, structured)
+        quotable = None if limits is None else call.quotable
         progress = Progress(
-            call.config, call.stopping_criteria, call.ids, call.padding, limits, call.streamer, call.quotable
+            call.config, call.stopping_criteria, call.ids, call.padding, limits, call.streamer, quotable
         )
         randomness = Randomness(compat.shared_seed(self.model, self.config.seed))
         adapters = compat.RowAdapters(self.model)
