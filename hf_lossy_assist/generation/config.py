@@ -265,11 +265,12 @@ def _settings_by_rule(
     members: Sequence[str | Acceptor], settings: dict[str, Any], *, several: bool
 ) -> dict[str, dict[str, Any]]:
     """Return the checked keys of each rule's settings; values are checked when the rule is made."""
-    left = dict(settings) if several else {name_of(members[0]): settings}
+    left = dict(settings) if several else {}
     found: dict[str, dict[str, Any]] = {}
     for member in members:
         name = name_of(member)
-        found[name] = own = _as_dict(f"lossy_config[{name!r}]", left.pop(name, None))
+        own = _as_dict(f"lossy_config[{name!r}]", left.pop(name, None)) if several else settings
+        found[name] = own
         kind = REGISTRY[name] if isinstance(member, str) else type(member)
         keys = [x.name for x in settings_of(kind)] if own else []
         for key in own:

@@ -156,11 +156,11 @@ class DrafterChoice:
                 )
         elif self.translation is not None:
             check_decoder(self.assistant_model)
+        elif self.drafts_with_model:
+            check_draft_model(self.target, self.assistant_model)
         elif self.encoded:
             check_vocabularies(self.target, self.assistant_model)
             check_encoder_decoder_draft(self.target, self.assistant_model)
-        elif self.drafts_with_model:
-            check_draft_model(self.target, self.assistant_model)
         elif self.is_empty:
             raise LossyValueError(
                 f"`lossy_mode` {name!r} needs a drafter; pass `assistant_model`, `prompt_lookup_num_tokens` or "
