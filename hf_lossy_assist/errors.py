@@ -28,9 +28,7 @@ def printable(text: str) -> str:
 
 
 class LossyError(ValueError):
-    """The base of all errors that this package raises; ``field`` is the lossy field of ``generate()`` at fault."""
-
-    field = "lossy_config"
+    """The base of all errors that this package raises."""
 
     def __str__(self) -> str:
         return printable(super().__str__())  # it may quote a file or the Hub

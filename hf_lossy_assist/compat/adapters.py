@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -20,7 +21,7 @@ class RowAdapters:
     def __init__(self, model: nn.Module) -> None:
         self._names = {
             module: names
-            for module in model.modules()
+            for module in (model.modules() if "peft" in sys.modules else ())
             for hook in module._forward_pre_hooks.values()
             if (names := getattr(hook, "keywords", {}).get("adapter_names"))
         }

@@ -149,7 +149,7 @@ class Limits:
         A ``structured`` text, which follows a grammar, is lossless throughout, unless a scope says where it is not.
         """
         limits = replace(self, strict_first_n=2**63 - 1) if structured and self.scope is None else self
-        if limits == Limits():
+        if limits == _NONE:
             return None
         if limits.scope is None:
             return BoundLimits(limits, None)
@@ -159,6 +159,7 @@ class Limits:
         return BoundLimits(limits, Scope(within, tuple(outside)))
 
 
+_NONE = Limits()
 _SCOPES = ({"start", "end"}, {"except"}, {"start", "end", "except"})
 
 

@@ -72,8 +72,8 @@ class OutputRecorder:
         first: int = 0,
     ) -> None:
         self.as_dict = bool(config.return_dict_in_generate)
-        asked = OUTPUTS if self.as_dict else ()
-        self.wanted = frozenset(name for name in asked if getattr(config, f"output_{name}", False))
+        asked = [name for name in OUTPUTS if getattr(config, f"output_{name}", False)] if self.as_dict else ()
+        self.wanted = frozenset(asked)
         # Per row and name, one entry per token, as plain `generate()` gives it.
         self.rows: dict[int, dict[str, list[Any]]] = {i: defaultdict(list) for i in range(first, first + rows)}
         self.prompt = prompt

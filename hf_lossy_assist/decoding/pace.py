@@ -39,12 +39,14 @@ class Pace:
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        clocks = [clock for clock, _ in _watching if clock is not None]
-        self.now = self._recorded_event if device.type == "cuda" else [time.perf_counter, *clocks][-1]
         self.began: list[Any] = []
         self.drafted: list[Any] = []
-        for _, found in _watching:
+        self.now: Callable[[], Any] = time.perf_counter
+        for clock, found in _watching:
             found.append(self)
+            self.now = clock or self.now
+        if device.type == "cuda":
+            self.now = self._recorded_event
 
     def laps(self) -> list[tuple[float, float]]:
         """Return the seconds of each round but the last, draft and all else; the device has to be waited for before."""

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
@@ -14,7 +13,7 @@ from ..acceptors import REGISTRY, Acceptor, AllOf, AnyOf, head_type, place_rule_
 from ..core.limits import Limits
 from ..drafting.draft_ends import STOPS, AcceptanceStop, DraftStop
 from ..drafting.tree_config import DrawnTreeConfig, TreeConfig
-from ..errors import LossyError, LossyValueError, brief, nearest
+from ..errors import LossyValueError, brief, nearest
 from ..heads import VerifierHead, place_head
 from ..values import LARGEST_INT, SETTINGS, bounded, check_keys, check_name
 from .certificate import Certificate
@@ -23,23 +22,11 @@ from .spelling import Spelling
 FIELDS = ("lossy_mode", "lossy_config", "lossy_head")
 """The fields that may stand in a ``GenerationConfig`` or be given to ``generate()``."""
 
-KEY = "key of `lossy_config`"
-"""The kind of a removed key."""
-
 _UNLIMITED = Limits()
 _LIMITS = tuple(x.name for x in fields(Limits))
 _SWITCHES = ("require_lossless", "compile", "inspect")
 RUN_KEYS = ("seed", *_SWITCHES, "tree", "stop_drafting", "certificate", *_LIMITS)
 """The keys of ``lossy_config`` that every rule has."""
-
-
-@contextmanager
-def _about(field: str) -> Iterator[None]:
-    try:
-        yield
-    except LossyError as error:
-        error.field = field
-        raise
 
 
 @dataclass(frozen=True)
@@ -127,15 +114,13 @@ class LossyConfig:
         Ears(beta=0.2)
         """
         settings = _as_dict("lossy_config", config)
-        with _about("lossy_mode"):
-            members, compose = members_of(mode)
+        members, compose = members_of(mode)
         given = _run_settings(settings, device)
         own = _settings_by_rule(members, settings, several=compose is not None)
         if head is None and "certificate" in given:
             head = given["certificate"].head_folders(own) or None
-        with _about("lossy_head"):
-            sources = _heads(members, head)
-            heads = {name: {"head": place_rule_head(REGISTRY[name], x, device)} for name, x in sources.items()}
+        sources = _heads(members, head)
+        heads = {name: {"head": place_rule_head(REGISTRY[name], x, device)} for name, x in sources.items()}
         rules = [REGISTRY[x](**own[x], **heads.get(x, {})) if isinstance(x, str) else x for x in members]
         if compose is None:
             return cls(rules[0], **given)
@@ -280,11 +265,12 @@ def _settings_by_rule(
     members: Sequence[str | Acceptor], settings: dict[str, Any], *, several: bool
 ) -> dict[str, dict[str, Any]]:
     """Return the checked keys of each rule's settings; values are checked when the rule is made."""
-    left = dict(settings) if several else {name_of(members[0]): settings}
+    left = dict(settings) if several else {}
     found: dict[str, dict[str, Any]] = {}
     for member in members:
         name = name_of(member)
-        found[name] = own = _as_dict(f"lossy_config[{name!r}]", left.pop(name, None))
+        own = _as_dict(f"lossy_config[{name!r}]", left.pop(name, None)) if several else settings
+        found[name] = own
         kind = REGISTRY[name] if isinstance(member, str) else type(member)
         keys = [x.name for x in settings_of(kind)] if own else []
         for key in own:

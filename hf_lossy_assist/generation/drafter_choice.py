@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -27,10 +27,10 @@ from ..drafting.eagle3 import Eagle3
 from ..drafting.early_exit import first_layers
 from ..drafting.encoder_decoder import check_encoder_decoder_draft
 from ..drafting.model import check_decoder, check_draft_model
-from ..drafting.tree_config import DrawnTreeConfig, TreeConfig
 from ..drafting.vocabulary import check_tokenizers, check_vocabularies, same_tokenizer, vocabulary_sizes
 from ..errors import LossyUnsupportedError, LossyValueError
 from ..models.cache_rows import movable
+from .config import LossyConfig
 from .given import GivenFields
 
 DrafterFactory = Callable[..., CandidateGenerator]
@@ -50,13 +50,6 @@ DRAFTING = (
 )
 """Keywords of ``generate()`` that choose a drafter or its settings."""
 
-# What a user can pass in place of a setting in a model's files.
-_WORKING = {
-    "num_assistant_tokens": "auto",
-    "num_assistant_tokens_schedule": "constant",
-    "assistant_confidence_threshold": 0,
-}
-
 
 @dataclass(frozen=True, eq=False)
 class DrafterChoice:
@@ -72,9 +65,7 @@ class DrafterChoice:
     options: Mapping[str, Any]  # of transformers' own drafters, see TRANSFORMERS_OPTIONS
     special: bool  # whether transformers' own drafter runs a special kind of draft model
     translation: Translation | None  # between the tokenizers of target and draft, where they differ
-    early_exit: int | None  # how many of the target's own layers draft, where they do
     stop: DraftStop | None  # ends drafts early, beside `confidence`
-    origins: Mapping[str, str] = field(default_factory=dict)  # where settings in files came from, and what to pass
 
     @classmethod
     def from_keywords(
@@ -83,22 +74,16 @@ class DrafterChoice:
         kwargs: Mapping[str, Any],
         given: GivenFields,
         generator: Any,
-        stop: DraftStop | None,
-        default_stop: DraftStop | None,
+        config: LossyConfig,
     ) -> DrafterChoice:
-        """Read the keywords about drafting among ``kwargs``, the keywords of ``generate()``.
-
-        ``default_stop`` ends drafts where the user says nothing about their length.
-        """
+        """Read the keywords about drafting among ``kwargs``, the keywords of ``generate()``."""
         assistant = kwargs.get("assistant_model")
         if assistant is not None and not (isinstance(assistant, nn.Module) and hasattr(assistant, "config")):
             raise LossyValueError(f"`assistant_model` has to be a transformers model, but is {assistant!r}")
-        asked = given.merged("assistant_early_exit", *TRANSFORMERS_OPTIONS)
-        options = {name: value for name, value in asked.items() if name in TRANSFORMERS_OPTIONS and value}
-        if (layers := asked.get("assistant_early_exit")) is not None:
-            assistant = first_layers(target, layers, given.origin("assistant_early_exit"))
-        theirs = getattr(assistant, "generation_config", None)
-        gamma, schedule, confidence = (given(name, theirs) for name in _WORKING)
+        options = given.merged("assistant_early_exit", *TRANSFORMERS_OPTIONS)
+        if (layers := options.pop("assistant_early_exit", None)) is not None:
+            assistant = first_layers(target, layers)
+        options = {name: value for name, value in options.items() if value}
         special = bool(options.get("speculation_type") or options.get("use_mtp"))
         special = special or compat.drafts_from_target_states(assistant)
         ours = assistant is not None and generator is None and not special
@@ -108,13 +93,17 @@ class DrafterChoice:
                 f"`assistant_model` has to be a model that can generate, but is a {type(inner).__name__}, which has no "
                 "LM head; load it with AutoModelForCausalLM"
             )
+        theirs = getattr(assistant, "generation_config", None)
+        gamma = given("num_assistant_tokens", theirs)
+        schedule = given("num_assistant_tokens_schedule", theirs)
+        confidence = given("assistant_confidence_threshold", theirs)
+        stop = config.stop_drafting
         automatic = gamma is None or gamma == "auto"
         if automatic:
             gamma = DEFAULT_NUM_TOKENS
             unsaid = schedule in (None, "constant") and confidence is None and stop is None
-            if ours and unsaid and default_stop is not None:
-                gamma, stop = LONGEST, default_stop
-        tokenizers = kwargs.get("tokenizer"), kwargs.get("assistant_tokenizer")
+            if ours and unsaid and (stop := config.default_stop) is not None:
+                gamma = LONGEST
         return cls(
             target=target,
             assistant_model=assistant,
@@ -125,40 +114,33 @@ class DrafterChoice:
             schedule="constant" if schedule is None else schedule,
             options=options,
             special=special,
-            translation=_translation(target, assistant, *tokenizers),
-            early_exit=layers,
+            translation=_translation(target, assistant, kwargs.get("tokenizer"), kwargs.get("assistant_tokenizer")),
             stop=stop,
-            origins={
-                name: f"{origin}; {given.remedy(name, works, theirs)}"
-                for name, works in {**_WORKING, "speculation_type": None}.items()
-                if (origin := given.origin(name, theirs))
-            },
         )
 
-    def check(self, acceptor: Acceptor) -> None:
+    def check(self, config: LossyConfig) -> None:
         """Raise where nothing can draft for the rule."""
-        name = acceptor.name
-        check_num_tokens(self.num_assistant_tokens, self.origins.get("num_assistant_tokens", ""))
-        check_schedule(self.schedule, self.origins.get("num_assistant_tokens_schedule", ""))
-        check_confidence(self.confidence, self.origins.get("assistant_confidence_threshold", ""))
+        rule, name = config.rule, config.rule.name
+        check_num_tokens(self.num_assistant_tokens)
+        check_schedule(self.schedule)
+        check_confidence(self.confidence)
         if self.stop is not None:
-            self._check_stop(acceptor)
+            self._check_stop(rule)
         if self.options.get("speculation_type") and self.assistant_model is None:
             raise LossyValueError(
                 f"`speculation_type` {self.options['speculation_type']!r} needs its draft model as `assistant_model`"
-                + self._from_files("speculation_type")
             )
         if self.special and compat.has_recurrent_state(self.target):
             raise LossyUnsupportedError(
                 f"nothing can draft from the states of {type(self.target).__name__}, which keeps a recurrent state and "
                 "reads kept tokens again; pass an `assistant_model` or `prompt_lookup_num_tokens`"
             )
-        if acceptor.unverified_drafting is not None and not self.drafts_with_model:
+        if rule.unverified_drafting is not None and not self.drafts_with_model:
             raise LossyValueError(
                 f"the rule {name!r} runs a head on the draft model's states; pass an `assistant_model` with the "
                 "target's tokenizer, and no other drafter"
             )
-        acceptor.check_models(self.target, None if self.drafts_with_eagle3 else self.assistant_model)
+        rule.check_models(self.target, None if self.drafts_with_eagle3 else self.assistant_model)
         if self.candidate_generator is not None:
             if not isinstance(self.candidate_generator, CandidateGenerator) and not callable(self.candidate_generator):
                 raise LossyValueError(
@@ -167,38 +149,40 @@ class DrafterChoice:
                 )
         elif self.drafts_with_eagle3:
             self.assistant_model.check(self.target)
-            if "draft_hidden" in acceptor.needs:
+            if "draft_hidden" in rule.needs:
                 raise LossyUnsupportedError(
                     f"the rule {name!r} reads the states of a draft model, but `assistant_model` is an EAGLE-3 head, "
                     "which has none; pass a draft model"
                 )
         elif self.translation is not None:
             check_decoder(self.assistant_model)
+        elif self.drafts_with_model:
+            check_draft_model(self.target, self.assistant_model)
         elif self.encoded:
             check_vocabularies(self.target, self.assistant_model)
             check_encoder_decoder_draft(self.target, self.assistant_model)
-        elif self.drafts_with_model:
-            check_draft_model(self.target, self.assistant_model)
         elif self.is_empty:
             raise LossyValueError(
                 f"`lossy_mode` {name!r} needs a drafter; pass `assistant_model`, `prompt_lookup_num_tokens` or "
                 "`candidate_generator`"
             )
+        if config.tree is not None:
+            self._check_tree(rule, config.tree.drawn)
 
-    def _check_stop(self, acceptor: Acceptor) -> None:
+    def _check_stop(self, rule: Acceptor) -> None:
         if self.confidence:
             raise LossyValueError(
                 "`assistant_confidence_threshold` and `stop_drafting` in `lossy_config` both end drafts early; leave "
-                f"out either{self._from_files('assistant_confidence_threshold')}"
+                "out either"
             )
         if self.assistant_model is None or self.candidate_generator is not None or self.special:
             raise LossyUnsupportedError(
                 "`stop_drafting` in `lossy_config` reads the distribution of an `assistant_model` that this package "
                 "drafts with; leave it out with other drafters"
             )
-        if acceptor.unverified_drafting is not None:
+        if rule.unverified_drafting is not None:
             raise LossyUnsupportedError(
-                f"the rule {acceptor.name!r} itself ends drafts; leave out `stop_drafting` in `lossy_config`"
+                f"the rule {rule.name!r} itself ends drafts; leave out `stop_drafting` in `lossy_config`"
             )
         if self.stop.reads_states and not self.drafts_with_model:
             raise LossyUnsupportedError(
@@ -207,28 +191,24 @@ class DrafterChoice:
             )
         self.stop.check_models(self.target, self.assistant_model)
 
-    @property
-    def is_empty(self) -> bool:
-        return self.assistant_model is None and self.candidate_generator is None and not self.options
-
-    def check_tree(self, acceptor: Acceptor, tree: TreeConfig | DrawnTreeConfig) -> None:
+    def _check_tree(self, rule: Acceptor, drawn: bool) -> None:
         """Raise where no trees can be drafted for the rule."""
-        name, without = acceptor.name, "leave out `tree` in `lossy_config`"
+        name, without = rule.name, "leave out `tree` in `lossy_config`"
         if not self.drafts_with_model and not self.drafts_with_eagle3:
             raise LossyUnsupportedError(
                 "`tree` in `lossy_config` is for an `assistant_model` that drafts in the target's tokens by itself, or "
                 f"an EAGLE-3 head; {without} with other drafters"
             )
-        if acceptor.unverified_drafting is not None:
+        if rule.unverified_drafting is not None:
             raise LossyUnsupportedError(
                 f"the rule {name!r} commits unverified tokens of one text, so it has no trees; {without}"
             )
-        if "draft_probs" in acceptor.needs:
+        if "draft_probs" in rule.needs:
             raise LossyUnsupportedError(
                 f"the rule {name!r} reads the draft's distribution, which nodes of a tree don't have; {without}, or "
                 "use a rule that reads the target alone"
             )
-        if tree.drawn and not acceptor.decides_drawn_trees:
+        if drawn and not rule.decides_drawn_trees:
             raise LossyUnsupportedError(
                 f"the rule {name!r} judges the nodes of a tree one by one, so it can't decide drawn siblings; use "
                 "`lossless`, or give `tree` a `depth` in place of `branches`"
@@ -237,20 +217,11 @@ class DrafterChoice:
             raise LossyUnsupportedError(
                 "`assistant_confidence_threshold`, `stop_drafting` and `num_assistant_tokens_schedule` are about "
                 "chains, but `tree` in `lossy_config` asks for trees; leave out either"
-                + self._from_files("assistant_confidence_threshold", "num_assistant_tokens_schedule")
             )
 
-    def _from_files(self, *names: str) -> str:
-        """Say which of some settings come from files, since nobody can leave those out."""
-        return "".join(f"; `{name}` is set{self.origins[name]}" for name in names if name in self.origins)
-
-    def check_batch(self, rows: int) -> None:
-        """Refuse one generator for several rows."""
-        if isinstance(self.candidate_generator, CandidateGenerator):
-            raise LossyUnsupportedError(
-                f"`candidate_generator` {type(self.candidate_generator).__name__} drafts for one sequence, but the "
-                f"batch has {rows} rows; pass a function that makes a generator for each row"
-            )
+    @property
+    def is_empty(self) -> bool:
+        return self.assistant_model is None and self.candidate_generator is None and not self.options
 
     @cached_property
     def drafts_with_model(self) -> bool:

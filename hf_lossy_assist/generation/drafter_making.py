@@ -94,9 +94,10 @@ def _settings(call: Prepared, processors: LogitsProcessorList, randomness: Rando
 
 def _kept(choice: DrafterChoice, acceptor: Acceptor, call: Prepared) -> dict[str, Any]:
     stop = fresh(choice.stop) if not choice.confidence else ConfidenceStop(choice.confidence)
+    wants_q = call.config.do_sample or call.inspected
     return {
         # Residuals and ratios need q; in greedy decoding only some rules read it.
-        "keep_logits": call.wants_q or bool(acceptor.needs & {"draft_probs", "draft_or_point_mass"}),
+        "keep_logits": wants_q or bool(acceptor.needs & {"draft_probs", "draft_or_point_mass"}),
         "keep_hidden": "draft_hidden" in acceptor.needs or (stop is not None and stop.reads_states),
         "stop": stop,
     }

@@ -9,7 +9,6 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field
 from typing import Any
 
 from torch import nn
@@ -17,7 +16,7 @@ from transformers import GenerationMixin, PreTrainedModel
 
 from .. import compat
 from ..core.statistics import CollectedStats, LossyStats
-from ..errors import LossyUnsupportedError, LossyValueError, nearest, warn_once
+from ..errors import LossyError, LossyUnsupportedError, LossyValueError, nearest, warn_once
 from .config import FIELDS, LossyConfig
 from .drafter_choice import DRAFTERS, DRAFTING
 from .lossy_call import LossyCall
@@ -25,19 +24,13 @@ from .lossy_call import LossyCall
 _lock = threading.RLock()
 
 
-@dataclass(eq=False)
-class _Enabling:
-    """How a model is enabled: by :func:`enable`, and by every open block of :func:`enabled`."""
-
-    defaults: dict[str, Any] | None = None  # of enable(); None before it, and after disable()
-    blocks: list[dict[str, Any]] = field(default_factory=list)
-
-    def __bool__(self) -> bool:
-        return self.defaults is not None or bool(self.blocks)
+class _Lasting(dict[str, Any]):
+    """Defaults of :func:`enable`, which last until :func:`disable`; others are those of an open block."""
 
 
-_enabled: weakref.WeakKeyDictionary[nn.Module, _Enabling] = weakref.WeakKeyDictionary()
-_everywhere = _Enabling()
+# What enables a model, and every model: layers of defaults, of which later ones replace earlier ones.
+_enabled: weakref.WeakKeyDictionary[nn.Module, list[dict[str, Any]]] = weakref.WeakKeyDictionary()
+_everywhere: list[dict[str, Any]] = []
 # The running calls; an interrupted one dies with its frame.
 _running: weakref.WeakSet[_Use] = weakref.WeakSet()
 _ORIGINAL = "_replaced_by_hf_lossy_assist"
@@ -84,16 +77,19 @@ def enable(model: Any = None, **defaults: Any) -> None:
     dict_keys(['topk'])
     >>> hf_lossy_assist.disable(pair.target)
     """
-    enabling = _checked(model, defaults)
+    layers = _checked(model, defaults)
     with _lock:
-        enabling.defaults = _merged([enabling.defaults or {}, defaults])
+        lasting = [layer for layer in layers if isinstance(layer, _Lasting)]
+        blocks = [layer for layer in layers if not isinstance(layer, _Lasting)]
+        layers[:] = [_Lasting(_merged([*lasting, defaults])), *blocks]
         _install()
 
 
 def disable(model: Any = None) -> None:
     """Undo all calls of :func:`enable` with the same argument; open blocks of :func:`enabled` remain."""
     with _lock:
-        _enabling_of(model).defaults = None
+        layers = _layers_of(model)
+        layers[:] = [layer for layer in layers if not isinstance(layer, _Lasting)]
         _uninstall_unless_used()
 
 
@@ -110,15 +106,15 @@ def enabled(model: Any = None, **defaults: Any) -> Iterator[None]:
     >>> with hf_lossy_assist.enabled():
     ...     pass
     """
-    enabling = _checked(model, defaults)
+    layers = _checked(model, defaults)
     try:
         with _lock:
-            enabling.blocks.append(defaults)
+            layers.append(defaults)
             _install()
         yield
     finally:
         with _lock:
-            enabling.blocks[:] = [block for block in enabling.blocks if block is not defaults]
+            layers[:] = [layer for layer in layers if layer is not defaults]
             _uninstall_unless_used()
 
 
@@ -157,24 +153,19 @@ def collect(model: Any = None) -> Iterator[CollectedStats]:
             _collecting[:] = [other for other in _collecting if other is not entry]
 
 
-def _enabling_of(model: Any) -> _Enabling:
+def _layers_of(model: Any) -> list[dict[str, Any]]:
     with _lock:  # another thread may be going through all of them
-        return _everywhere if model is None else _enabled.setdefault(compat.unwrap(model), _Enabling())
+        return _everywhere if model is None else _enabled.setdefault(compat.unwrap(model), [])
 
 
-def _layers(enabling: _Enabling) -> list[dict[str, Any]]:
-    own = [enabling.defaults or {}, *enabling.blocks]
-    return own if enabling is _everywhere else [_everywhere.defaults or {}, *_everywhere.blocks, *own]
-
-
-def _checked(model: Any, defaults: dict[str, Any]) -> _Enabling:
-    """Return how a model is enabled so far; raise where these defaults can't be added."""
+def _checked(model: Any, defaults: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return a model's layers of defaults; raise where these defaults can't be added."""
     known = (*FIELDS, *DRAFTING)
     for name in defaults:
         if name not in known:
             raise LossyValueError(f"`{name}` can't be a default of a model; use one of {known}{nearest(name, known)}")
-    enabling = _enabling_of(model)
-    merged = _merged([*_layers(enabling), defaults])
+    layers = _layers_of(model)
+    merged = _merged([*(() if model is None else _everywhere), *layers, defaults])
     inner = None if model is None else compat.unwrap(model)
     if inner is not None and compat.decodes_elsewhere(inner):
         raise _decodes_elsewhere("`model`", inner)
@@ -187,7 +178,7 @@ def _checked(model: Any, defaults: dict[str, Any]) -> _Enabling:
             f"transformers {version} fails in assisted generation once a text of {type(inner).__name__} fills its "
             "sliding window; calls with a `lossy_mode` are right, others need transformers 5.18 or newer"
         )
-    return enabling
+    return layers
 
 
 def _decodes_elsewhere(subject: str, model: PreTrainedModel) -> LossyUnsupportedError:
@@ -216,7 +207,7 @@ def _merged(layers: Iterable[dict[str, Any]]) -> dict[str, Any]:
 def _add_defaults(model: PreTrainedModel, arguments: dict[str, Any]) -> dict[str, Any]:
     """Add an enabled model's defaults to one call's arguments; return the lossy fields among them."""
     with _lock:
-        layers = _layers(_enabled.get(model, _everywhere))
+        layers = [*_everywhere, *_enabled.get(model, ())]
     if not any(layers):
         return {}
     defaults = _merged(layers)
@@ -367,7 +358,11 @@ def _wrap_decoding(original: Callable[..., Any]) -> Callable[..., Any]:
         if call is None or call.model is not self:
             return original(self, *args, **kwargs)
         _pending.set(None)  # calls of the drafter inside are ordinary ones
-        result, stats = call.decode(*args, **kwargs)
+        try:
+            result, stats = call.decode(*args, **kwargs)
+        except LossyError as error:
+            call.given.explain(error)
+            raise
         _last[self] = stats
         with _lock:
             for model, collected in _collecting:

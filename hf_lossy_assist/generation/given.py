@@ -8,6 +8,23 @@ from typing import Any
 from transformers import GenerationConfig, PreTrainedModel
 
 from .. import compat
+from ..errors import LossyError
+
+_WORKING = {
+    "num_assistant_tokens": "auto",
+    "num_assistant_tokens_schedule": "constant",
+    "assistant_confidence_threshold": 0,
+    "num_beams": 1,
+    "num_beam_groups": 1,
+    "use_cache": True,
+    "cache_implementation": "dynamic",
+    **dict.fromkeys(("output_scores", "output_logits", "output_hidden_states", "output_attentions"), False),
+    **dict.fromkeys(("constraints", "force_words_ids", "penalty_alpha", "dola_layers", "guidance_scale")),
+    **dict.fromkeys(("assistant_early_exit", "speculation_type")),
+}
+"""What a user can pass in place of a field in a model's files."""
+_LOSSY = {"lossy_mode": "lossless", "lossy_config": {}}
+"""Likewise, for fields that most errors name although they are not at fault."""
 
 
 class GivenFields:
@@ -41,17 +58,29 @@ class GivenFields:
                 values[name] = value
         return values
 
-    def origin(self, name: str, *more: GenerationConfig | None) -> str:
-        """Return a field's place, to be read after "but is 4"; nothing for a keyword."""
+    def explain(self, error: LossyError, field: str | None = None) -> None:
+        """Let an error say which file set the ``field`` at fault, and what to pass in place of the file's value.
+
+        By default these are all fields that it names.
+        """
+        text, working = error.args[0], {**_WORKING, **_LOSSY}
+        fields = [name for name in _WORKING if f"`{name}`" in text] if field is None else [field]
+        notes = [
+            f"; `{name}` is set in {place}: pass `{name}={working[name]!r}`"
+            for name in fields
+            if name in working and (place := self._place(name))
+        ]
+        if notes:
+            error.args = (text.removesuffix("?").removesuffix("; leave it out") + "".join(notes),)
+
+    def _place(self, name: str) -> str:
+        """Return which file set a field; nothing for a keyword."""
         if self._keywords.get(name) is not None:
             return ""
-        for config in (self._said, self._own, *more):
+        assistant = getattr(self._keywords.get("assistant_model"), "generation_config", None)
+        for config in (self._said, self._own, assistant):
             if getattr(config, name, None) is not None:
                 if config is self._said:
-                    return " in the `generation_config` argument"
-                return f" in the {'model' if config is self._own else 'assistant'}'s {compat.file_of(config)}"
+                    return "the `generation_config` argument"
+                return f"the {'model' if config is self._own else 'assistant'}'s {compat.file_of(config)}"
         return ""
-
-    def remedy(self, name: str, value: Any, *more: GenerationConfig | None) -> str:
-        """Return what to do about a field: leave out a keyword, or pass a ``value`` in place of a file's."""
-        return f"pass `{name}={value!r}`" if self.origin(name, *more) else "leave it out"

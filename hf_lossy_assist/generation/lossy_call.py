@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -26,18 +27,7 @@ from ..errors import LossyError, LossyUnsupportedError, LossyValueError, warn_on
 from ..models.own_states import with_own_states
 from ..models.processing import row_aligned
 from ..models.target import Target, TargetReader
-from .checks import (
-    check_certificate,
-    check_decoding,
-    check_grammar,
-    check_mode,
-    check_own_cache,
-    check_prepared,
-    check_row_by_row,
-    check_states,
-    check_together,
-    check_tree,
-)
+from .checks import check_certificate, check_decoding, check_grammar, check_mode, check_prepared, check_row_by_row
 from .config import FIELDS, LossyConfig
 from .drafter_choice import DRAFTERS, DrafterChoice
 from .drafter_making import make_drafter
@@ -74,7 +64,7 @@ class LossyCall:
         """
         given = {name: kwargs.pop(name) for name in (*FIELDS, "candidate_generator") if name in kwargs}
         configs = [kwargs.get("generation_config"), model.generation_config]
-        said = GivenFields(model, kwargs)
+        said = GivenFields(model, {**kwargs, **defaults, **given})
         # Settings of a lower level than the mode's belong to another mode.
         fields, level = {}, 0
         for level, source in enumerate(chain((given, defaults), map(_lossy_fields, configs))):  # noqa: B007
@@ -92,32 +82,30 @@ class LossyCall:
                 mode, fields.get("lossy_config"), fields.get("lossy_head"), device=compat.device_of(model)
             )
         except LossyError as error:
-            name = error.field
-            if name in {**given, **defaults} or name not in _WORKING or not (origin := said.origin(name)):
-                raise
-            suggests = str(error).endswith("?")  # a second remedy would confuse
-            instead = "" if suggests else f": {said.remedy(name, _WORKING[name])}"
-            raise type(error)(f"{str(error).rstrip('?')}; `{name}` is set{origin}{instead}") from error
-        check_decoding(mode, said)
-        if compat.replaces_decoding(model):
-            raise LossyUnsupportedError(
-                f"`lossy_mode` {mode!r} can't be used with {type(model).__name__}, which has a decoding loop of its own"
-            )
-        if (refusal := compat.obstacle_in_adapter(model)) is not None:
-            raise LossyUnsupportedError(f"`lossy_mode` {mode!r} can't be used with {refusal}")
-        generator = given.get("candidate_generator")
-        choice = DrafterChoice.from_keywords(
-            model, kwargs, said, generator, stop=config.stop_drafting, default_stop=config.default_stop
-        )
-        if choice.is_empty and level > 1:  # the mode was saved with the model, but this call has no drafter
-            warn_once(
-                f"`lossy_mode` {mode!r} is saved in the generation config, but nothing drafts, so texts are decoded "
-                "plainly; pass `assistant_model` or `prompt_lookup_num_tokens`, or enable the model with one"
-            )
-            return None
-        choice.check(config.rule)
-        if config.tree is not None:
-            choice.check_tree(config.rule, config.tree)
+            named = re.search(r"`(lossy_\w+)`", str(error))
+            said.explain(error, named[1] if named else "lossy_config")
+            raise
+        try:
+            check_decoding(mode, said)
+            if compat.replaces_decoding(model):
+                raise LossyUnsupportedError(
+                    f"`lossy_mode` {mode!r} can't be used with {type(model).__name__}, which has a decoding loop of "
+                    "its own"
+                )
+            if (refusal := compat.obstacle_in_adapter(model)) is not None:
+                raise LossyUnsupportedError(f"`lossy_mode` {mode!r} can't be used with {refusal}")
+            choice = DrafterChoice.from_keywords(model, kwargs, said, given.get("candidate_generator"), config)
+            if choice.is_empty and level > 1:  # the mode was saved with the model, but this call has no drafter
+                warn_once(
+                    f"`lossy_mode` {mode!r} is saved in the generation config, but nothing drafts, so texts are "
+                    "decoded plainly; pass `assistant_model` or `prompt_lookup_num_tokens`, or enable the model with "
+                    "one"
+                )
+                return None
+            choice.check(config)
+        except LossyError as error:
+            said.explain(error)
+            raise
         return cls(model, config, choice, said).with_inputs(kwargs)
 
     def with_inputs(self, kwargs: dict[str, Any]) -> LossyCall:
@@ -159,35 +147,30 @@ class LossyCall:
             synced_gpus=synced_gpus,
             inspected=self.config.inspect,
         )
-        if self.config.tree is not None:
-            check_tree(self.model, self.choice.assistant_model, self.config, call, self.given)
-        check_prepared(self.model, self.config.rule, call, self.given)
-        if self.choice.drafts_with_eagle3:
-            check_states(call)
+        check_prepared(self.config, self.choice, call)
         check_mode(self.config, generation_config.do_sample, self.choice.longest)
-        check_certificate(self.config, self.model, self.choice, generation_config, self.given)
+        if self.config.certificate is not None:
+            check_certificate(self.config, self.choice, call, self.given)
         structured = check_grammar(self.config, call.processors, generation_config.do_sample)
         limits = self.config.limits.bind(call.tokenizer, structured)
+        quotable = None if limits is None else call.quotable
         progress = Progress(
-            call.config, call.stopping_criteria, call.ids, call.padding, limits, call.streamer, call.quotable
+            call.config, call.stopping_criteria, call.ids, call.padding, limits, call.streamer, quotable
         )
         randomness = Randomness(compat.shared_seed(self.model, self.config.seed))
         adapters = compat.RowAdapters(self.model)
-        decoding = partial(self._decoding, progress, randomness, adapters)
-        apart = False
-        if call.batch > 1:
-            self.choice.check_batch(call.batch)
-            check_own_cache(self.config.rule.name, call)
-            apart = (
-                self.choice.row_by_row
-                or compat.quantises(compat.cache_of(call.inputs))
-                or compat.reads_by_column(call.inputs)
-            )
+        apart = call.batch > 1 and (
+            self.choice.row_by_row
+            or compat.quantises(compat.cache_of(call.inputs))
+            or compat.reads_by_column(call.inputs)
+        )
         if apart:
             check_row_by_row(self.config.rule.name, call)
         if len(processors) < len(logits_processor):
             compat.observe(logits_processor, self.model, call.ids, call.inputs)
-        call = replace(call, draft_inputs=self._draft_inputs(call))
+        if (draft_inputs := self._draft_inputs(call)) is not None:
+            call = replace(call, draft_inputs=draft_inputs)
+        decoding = partial(self._decoding, progress, randomness, adapters)
         with adapters.in_use():
             if apart:
                 return decode_row_by_row(lambda i: decoding(call.alone(i), row=i), progress, call)
@@ -202,7 +185,6 @@ class LossyCall:
         switch = self._switch(call)
         runner, draft_runner = choose_runners(self.model, self.config, self.choice, call, switch)
         if call.batch > 1:
-            check_together(acceptor.name, call, self.given)
             processors = row_aligned(processors, texts)
         windows = ()
         if config.output_attentions:
@@ -248,10 +230,6 @@ class LossyCall:
                 "drafts from there on" + (", since the rows of a batch have to grow together" if call.batch > 1 else "")
             )
         return switch
-
-
-_WORKING = {"lossy_mode": "lossless", "lossy_config": {}}
-"""What a user can pass in place of a field in a model's files."""
 
 
 def _lossy_fields(config: GenerationConfig | None) -> dict[str, Any]:

@@ -34,10 +34,6 @@ class Prepared:
     of_batch: bool = False  # whether this is one row of a batch
     inspected: bool = False  # whether every token's record includes the draft's distribution
 
-    @property
-    def wants_q(self) -> bool:
-        return self.config.do_sample or self.inspected
-
     @cached_property
     def batch(self) -> int:
         return len(self.ids)

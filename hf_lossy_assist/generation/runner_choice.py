@@ -117,7 +117,16 @@ class _RunnerChoice:
         """Return runners on static caches; None where these are impossible or not wanted."""
         model, call, cache = self.model, self.call, self._cache
         given = isinstance(compat.text_cache(cache), StaticCache)
-        path = self._path(given)
+        path = choose_path(
+            model.device.type,
+            self.config.compile,
+            static=given,
+            by_itself=given and compat.compiles_by_itself(model, call.inputs, call.config),
+            disabled=bool(call.config.disable_compile),
+            tokens=call.config.max_length - call.ids.shape[1],
+            slots=call.batch * call.config.max_length,
+            recording=RECORDERS,
+        )
         if path is Path.DYNAMIC:
             return None
         asked = self.config.compile or given
@@ -137,19 +146,6 @@ class _RunnerChoice:
         if path is not Path.STATIC and self._failed(target, path, self._of_target, asked) and not given:
             return None
         return target, self._draft(path, asked) if target.fixed else None
-
-    def _path(self, given: bool) -> Path:
-        model, call = self.model, self.call
-        return choose_path(
-            model.device.type,
-            self.config.compile,
-            static=given,
-            by_itself=given and compat.compiles_by_itself(model, call.inputs, call.config),
-            disabled=bool(call.config.disable_compile),
-            tokens=call.config.max_length - call.ids.shape[1],
-            slots=call.batch * call.config.max_length,
-            recording=RECORDERS,
-        )
 
     def _target(self, given: bool) -> StaticCacheRunner:
         """Return the target's runner, on the caller's static cache or on one of the pool's."""
@@ -224,7 +220,12 @@ class _RunnerChoice:
         choice, call = self.choice, self.call
         settings = settings_of(call.processors)
         alone = choice.longest is None or choice.stop is not None or choice.confidence or settings is None
-        if alone or "draft_hidden" in self.config.rule.needs or _is_watched(choice.assistant_model):
+        if alone or "draft_hidden" in self.config.rule.needs:
+            return None
+        draft = choice.assistant_model  # hooks, such as those that time forwards, see each token
+        if any(
+            compat.has_hooks(x) for x in (draft, draft.get_decoder(), draft.get_output_embeddings()) if x is not None
+        ):
             return None
         drawn = vocabulary_sizes(self.model)[0] if call.config.do_sample else 0
         return TokenChoice(drawn, call.processors, settings, vocabulary)
@@ -270,11 +271,12 @@ class _RunnerChoice:
     def _failed(self, runner: FixedRunner, path: Path, shapes: Shapes, asked: bool) -> bool:
         """Compile or record a model's forwards; tell whether that is impossible, which is warned of."""
         name = type(runner.model).__name__
-        obstacle = _obstacle_to_compiling(runner.model)
-        if obstacle is None and path is not Path.COMPILED:
-            obstacle = _obstacle_to_recording(runner.model, self.call)
-        if obstacle is None and runner.slot.filled:
-            obstacle = f"`{compat.CACHE}` holds tokens already, which compiling would overwrite"
+        filled = f"`{compat.CACHE}` holds tokens already, which compiling would overwrite"
+        obstacle = (
+            _obstacle_to_compiling(runner.model)
+            or (_obstacle_to_recording(runner.model, self.call) if path is not Path.COMPILED else None)
+            or (filled if runner.slot.filled else None)
+        )
         if obstacle is not None:
             if asked:
                 _say(False, obstacle)
@@ -326,12 +328,6 @@ def _obstacle_to_inputs(call: Prepared) -> str | None:
             return f"the model has the input `{name}`"
     positions = call.inputs.get("position_ids")
     return None if positions is None or positions.shape == call.ids.shape else "its positions are not one per token"
-
-
-def _is_watched(model: PreTrainedModel) -> bool:
-    """Tell whether hooks watch the model, its decoder or its LM head, as those that time forwards do."""
-    parts = (model, model.get_decoder(), model.get_output_embeddings())
-    return any(compat.has_hooks(x) for x in parts if x is not None)
 
 
 _UNRECORDABLE: weakref.WeakSet[PreTrainedModel] = weakref.WeakSet()
