@@ -21,8 +21,8 @@ SHIPPED = {
     "preference": f"{__package__}.preference:Preference",
     "prompts": f"{__package__}.plain_prompts:Prompts",
     "refusals": f"{__package__}.refusals:Refusals",
-    "spec-bench": f"{__package__}.speculative:SpecBench",
-    "speed-bench": f"{__package__}.speculative:SpeedBench",
+    "spec-bench": f"{__package__}.plain_prompts:SpecBench",
+    "speed-bench": f"{__package__}.plain_prompts:SpeedBench",
 }
 _TEXT = ("str", "str | None", str, str | None)
 

@@ -62,14 +62,11 @@ def _annotation(record: Mapping[str, Any], line: int) -> Annotation:
 
 def _spans(spans: Sequence[Any], length: int, where: str) -> tuple[tuple[int, int], ...]:
     for span in spans:
-        if not isinstance(span, list) or [type(bound) for bound in span] != [int, int]:
-            raise LossyValueError(f"a span in {where} has to be [start, end], two integers, but is {brief(span)}")
-        start, end = span
-        if end <= start:
-            raise LossyValueError(f"a span in {where} has to end after its start, but is {span}")
-        if start < 0 or end > length:
+        integers = isinstance(span, list) and [type(bound) for bound in span] == [int, int]
+        if not integers or not 0 <= span[0] < span[1] <= length:
             raise LossyValueError(
-                f"a span in {where} has to lie within the {length} characters of the response, but is {span}"
+                f"a span in {where} has to be [start, end], two integers with 0 <= start < end <= {length}, the length "
+                f"of the response, but is {brief(span)}"
             )
     ordered = sorted(tuple(span) for span in spans)
     for one, two in pairwise(ordered):

@@ -165,7 +165,7 @@ def test_thresholds_are_measured_out_of_fold(recall):
 
 def test_figures_and_origin_are_in_the_configuration():
     origin = replace(ORIGIN, data={"sha256": "f00"})
-    trained = train_judge(judged(), origin, JudgeSettings(seed=4))
+    trained = train_judge(judged(), origin, JudgeSettings(seed=4, strengths=(0.01, 1.0)))
     config = trained.head.config
     assert config.task == "arithmetic"
     assert config.provenance["data"] == {"sha256": "f00"}
@@ -175,7 +175,9 @@ def test_figures_and_origin_are_in_the_configuration():
     assert (config.metrics["prompts"], config.metrics["tokens"]) == (120, 600)
     assert config.metrics["important_share"] == pytest.approx(0.3, abs=0.06)
     assert config.metrics["folds"] == 5
-    again, other = (train_judge(judged(), origin, JudgeSettings(seed=seed)).head for seed in (4, 5))
+    again, other = (
+        train_judge(judged(), origin, JudgeSettings(seed=seed, strengths=(0.01, 1.0))).head for seed in (4, 5)
+    )
     assert torch.equal(again.weight, trained.head.weight)
     assert again.config.metrics == config.metrics != other.config.metrics
 

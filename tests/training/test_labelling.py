@@ -126,12 +126,13 @@ def test_prompts_that_do_not_fit_are_skipped(tmp_path):
     parts = tiny_parts(seed=3)
     lengths = [len(prompt.tokens) for prompt in parts.prompts(6)]
     limit = sorted(lengths)[2]
-    run(tmp_path, labelling(parts, 6, max_new_tokens=256 - limit))
+    parts.target.config.max_position_embeddings = 24
+    run(tmp_path, labelling(parts, 6, max_new_tokens=24 - limit))
     for row in load_mined(tmp_path).prompts:
         too_long = lengths[row["prompt_id"]] > limit
         assert (row["error"] or "").startswith("the prompt has") == too_long
         assert row["status"] == "skipped" or not too_long
-    (prompt,), other = parts.prompts(1), labelling(parts, 1, draft=tiny("gpt2"), max_new_tokens=100)
+    (prompt,), other = parts.prompts(1), labelling(parts, 1, target=tiny(), draft=tiny("gpt2"), max_new_tokens=100)
     fits = [other.refusal(dataclasses.replace(prompt, tokens=(3,) * n)) is None for n in (0, 1, 156, 157)]
     assert fits == [False, True, True, False]
 

@@ -90,24 +90,24 @@ def test_figures_are_out_of_fold(trained):
         assert row.fpr == pytest.approx((curve.scores[~labels] > row.threshold).mean())
 
 
-@pytest.mark.parametrize("recall", [0.5, 0.9, 1.0])
+@pytest.mark.parametrize("recall", [0.5, 1.0])
 def test_a_threshold_by_the_recall_that_it_needs(recall):
     settings = VerifierSettings(ratio=1.2, position="token", recall=recall, layer=QUICK)
-    trained = train_verifier(ratios(), ORIGIN, settings, curve_ratios=())
+    trained = train_verifier(ratios(prompts=40), ORIGIN, settings, curve_ratios=())
     (curve,), config = trained.curves, trained.head.config
     acceptable = curve.scores[curve.examples.labels]
     assert config.metrics["tpr"] == (acceptable > config.threshold).mean() >= recall
     assert all((acceptable > larger).mean() < recall for larger in acceptable if larger > config.threshold)
 
 
-@pytest.mark.parametrize("ratio", [0.6, 0.9])
-def test_a_lambda_below_one(ratio, tmp_path):
+def test_a_lambda_below_one(tmp_path):
     """Fewer tokens are acceptable: those that the target likes more than the draft does, and by so much."""
-    data = ratios()
+    data, ratio = ratios(prompts=60), 0.6
     labels = data.labelled(ratio).labels
     assert (labels == (data.q / data.p <= ratio)).all()
     assert 0 < labels.sum() < data.labelled(1.0).labels.sum()
-    trained = train_verifier(data, ORIGIN, VerifierSettings(ratio=ratio, position="token", layer=QUICK))
+    settings = VerifierSettings(ratio=ratio, position="token", layer=QUICK)
+    trained = train_verifier(data, ORIGIN, settings, curve_ratios=())
     trained.save(tmp_path)
     head = VerifierHead.from_pretrained(tmp_path)
     assert head.config.ratio == ratio
@@ -129,12 +129,12 @@ def test_one_curve_for_each_lambda(trained, tmp_path):
 
 def test_one_class_is_no_data():
     settings = VerifierSettings(ratio=1.0, position="token", layer=QUICK)
-    trained = train_verifier(ratios(), ORIGIN, settings, curve_ratios=(1.0, 1000.0))  # which accepts everything
+    data = ratios(prompts=40)
+    trained = train_verifier(data, ORIGIN, settings, curve_ratios=(1.0, 1000.0))  # which accepts everything
     assert [curve.name for curve in trained.curves] == ["λ = 1"]
-    data = ratios()
-    with pytest.raises(LossyValueError, match="all of its 600 tokens are acceptable"):
+    with pytest.raises(LossyValueError, match="all of its 200 tokens are acceptable"):
         train_verifier(replace(data, p=data.q), ORIGIN)
-    with pytest.raises(LossyValueError, match="all of its 600 tokens are unacceptable"):
+    with pytest.raises(LossyValueError, match="all of its 200 tokens are unacceptable"):
         train_verifier(replace(data, p=0 * data.q), ORIGIN)
 
 
@@ -150,11 +150,11 @@ def test_figures_that_need_more_prompts_are_left_out(seed):
 
 
 def test_states_that_are_not_finite():
-    data = ratios()
+    data = ratios(prompts=40)
     data.states["previous"][7] = np.nan
-    with pytest.raises(LossyValueError, match="'previous' has NaN or infinite values in 1 of 600"):
+    with pytest.raises(LossyValueError, match="'previous' has NaN or infinite values in 1 of 200"):
         train_verifier(data, ORIGIN)
-    train_verifier(data, ORIGIN, VerifierSettings(position="token", layer=QUICK))
+    train_verifier(data, ORIGIN, VerifierSettings(position="token", layer=QUICK), curve_ratios=())
 
 
 @pytest.mark.parametrize(
