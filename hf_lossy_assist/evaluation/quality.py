@@ -62,7 +62,7 @@ def paired_interval(scores: Sequence[float], reference: Sequence[float]) -> tupl
     Examples
     --------
     >>> [round(value, 3) for value in paired_interval([1, 1, 0.5, 1], [1, 0.5, 0.5, 1])]
-    [0.125, -0.594, 0.76]
+    [0.125, -0.614, 0.781]
     >>> [round(value, 3) for value in paired_interval([1.0] * 1000, [1.0] * 1000)]
     [0.0, -0.003, 0.003]
     """
