@@ -100,7 +100,8 @@ LIMITED = Row(
     },
     ROWS[0].acceptance,
 )
-RULES = [Case(row, batch, do_sample) for row in ROWS for batch in (1, 8) for do_sample in (False, True)]
+RULES = [Case(row, batch, do_sample) for row in ROWS for batch, do_sample in ((1, False), (8, True))]
+RULES += [Case(ROWS[0], 1, True), Case(ROWS[0], 8, False)]
 RULES += [Case(LIMITED, batch, do_sample, label="limits") for batch, do_sample in ((1, True), (8, False))]
 LENGTH = [Case(ROWS[0], batch, do_sample, fixed=False) for batch in (1, 8) for do_sample in (False, True)]
 PROCESSED = [
