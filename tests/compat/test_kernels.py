@@ -11,7 +11,7 @@ from torch import nn
 
 from hf_lossy_assist import prepack, quantize_draft
 from hf_lossy_assist.compat import CACHE, attention, cache_of
-from hf_lossy_assist.compat.attention import FOLDED, folded_attention
+from hf_lossy_assist.compat.kernels import FOLDED, folded_attention
 from tests.tiny_models import tiny
 
 HEADS, SHARED, SIZE = 6, 2, 4
