@@ -119,18 +119,12 @@ def attention_windows(model: PreTrainedModel, cache: Cache) -> list[int | None]:
 
 def cache_of(inputs: Mapping[str, Any]) -> Any:
     """Return the cache among a model's inputs, under any of its names, or None."""
-    for name in CACHE_NAMES:
-        if inputs.get(name) is not None:
-            return inputs[name]
-    return None
+    return next((inputs[name] for name in CACHE_NAMES if inputs.get(name) is not None), None)
 
 
 def cache_name(model: PreTrainedModel) -> str:
     """Return the name of a cache among the inputs of a model's forward."""
-    for name in CACHE_NAMES:
-        if forward_accepts(model, name):
-            return name
-    return CACHE
+    return next((name for name in CACHE_NAMES if forward_accepts(model, name)), CACHE)
 
 
 def tokens_in(inputs: Mapping[str, Any]) -> int:

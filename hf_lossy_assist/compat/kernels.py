@@ -1,9 +1,63 @@
-"""Kernels and hooks that torch has under private names."""
+"""Attention for CPUs that reads the keys of several heads once, and a kernel that torch has under a private name."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
+
+FOLDED = "sdpa_folded"
+"""The name of :func:`folded_attention` among transformers' attention functions."""
+
+
+def folded_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    **options: Any,
+) -> tuple[Tensor, None]:
+    """Attend as ``"sdpa"`` does: ``query`` ``(B, H, n, d)`` to keys and values ``(B, H', S, d)``.
+
+    Where tokens follow a cached text, PyTorch reads the keys again for every head of a group, and ``"sdpa"`` may copy
+    them first. Here the heads of a group become more queries ``(B, H', n·H/H', d)`` of the same keys. Sums run in
+    another order, so results differ by rounding.
+    """
+    rows, heads, count, size = query.shape
+    shared, length = key.shape[1:3]
+    folds = (
+        heads > shared
+        and count < length
+        and (count == 1 if attention_mask is None else attention_mask.shape[1] == 1)
+        and options.get("position_bias") is None
+        and not torch.compiler.is_compiling()
+        and rows * shared >= torch.get_num_threads()  # a group is the work of one thread
+    )
+    if not folds:
+        return sdpa_attention_forward(
+            module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **options
+        )
+    folded, mask = query.reshape(rows, shared, -1, size), attention_mask
+    if mask is not None:
+        mask = mask[..., :length].expand(-1, -1, count, -1).repeat(1, 1, heads // shared, 1)
+    states = scaled_dot_product_attention(folded, key, value, attn_mask=mask, dropout_p=dropout, scale=scaling)
+    return states.reshape(rows, heads, count, -1).transpose(1, 2).contiguous(), None
+
+
+def fold_attention(model: PreTrainedModel) -> None:
+    """Let a model of this package's own on a CPU attend by :func:`folded_attention` instead of ``"sdpa"``."""
+    if model.config._attn_implementation == "sdpa" and model.device.type == "cpu":
+        AttentionInterface.register(FOLDED, folded_attention)
+        AttentionMaskInterface.register(FOLDED, sdpa_mask)
+        model.set_attn_implementation(FOLDED)
 
 
 def has_int8_kernel(device: str) -> bool:
@@ -14,9 +68,3 @@ def has_int8_kernel(device: str) -> bool:
 def int8_product(rows: Tensor, values: Tensor, scale: Tensor) -> Tensor:
     """Return ``rows @ (values · scale).T``, ``values`` ``(out, in)`` of int8 and ``scale`` ``(out,)``."""
     return torch._weight_int8pack_mm(rows, values, scale)
-
-
-def has_hooks(module: nn.Module) -> bool:
-    """Tell whether hooks watch a module's own forwards; those by which transformers collects states don't count."""
-    hooks = (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
-    return any(not str(getattr(hook, "__module__", "")).startswith("transformers.") for hook in hooks)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib import metadata
 from typing import Any
@@ -16,7 +17,7 @@ from torch import nn
 from transformers import GenerationConfig, GenerationMixin, PreTrainedModel
 
 from ..errors import LossyValueError
-from .attention import FOLDED
+from .kernels import FOLDED
 
 DECODING_METHODS = ("_sample", "_assisted_decoding")
 """The decoding loops of `GenerationMixin` for one sequence per prompt."""
@@ -85,8 +86,19 @@ def has_own_attention(model: PreTrainedModel) -> bool:
 
 def is_bidirectional(model: PreTrainedModel) -> bool:
     """Tell whether a model was loaded as an encoder, like BERT without ``is_decoder``, whose tokens see later ones."""
-    layers = () if model.config.is_encoder_decoder else (model.get_decoder() or model).modules()
-    return False in [getattr(layer, "is_decoder", True) for layer in layers]
+    decoder = model.get_decoder() or model
+    if model.config.is_encoder_decoder or not _may_be_encoder(type(decoder)):
+        return False
+    return False in [getattr(layer, "is_decoder", True) for layer in decoder.modules()]
+
+
+@functools.cache
+def _may_be_encoder(kind: type) -> bool:
+    """Tell whether the code of a model's class knows encoders; most decoders' does not."""
+    try:
+        return "is_decoder" in inspect.getsource(inspect.getmodule(kind))
+    except (OSError, TypeError):
+        return True
 
 
 def origin_of(model: nn.Module) -> tuple[str, str | None]:
@@ -127,12 +139,40 @@ def obstacle_in_adapter(model: nn.Module) -> str | None:
     )
 
 
+class RowAdapters:
+    """Gives PEFT's layers the adapters of the rows that a forward is over.
+
+    For a call with ``adapter_names``, PEFT's own hooks hand on those of all rows, but rows that end leave a batch.
+    """
+
+    rows: Sequence[int]  # the rows of the next forwards, by their numbers in the call
+
+    def __init__(self, model: nn.Module) -> None:
+        self._names = {
+            module: names
+            for module in (model.modules() if "peft" in sys.modules else ())
+            for hook in module._forward_pre_hooks.values()
+            if (names := getattr(hook, "keywords", {}).get("adapter_names"))
+        }
+
+    def _hand_on(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
+        names = [self._names[module][row] for row in self.rows]
+        filler = names[-1:] * (len(args[0]) - len(names) if args else 0)  # a static cache keeps its number of rows
+        return args, kwargs | {"adapter_names": names + filler}
+
+    @contextmanager
+    def in_use(self) -> Iterator[None]:
+        handles = [module.register_forward_pre_hook(self._hand_on, with_kwargs=True) for module in self._names]
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+
 def replaces_decoding(model: PreTrainedModel) -> bool:
     """Tell whether the model's class overrides transformers' decoding loop."""
-    for name in DECODING_METHODS:
-        if getattr(type(model), name, None) is not getattr(GenerationMixin, name, None):
-            return True
-    return False
+    return any(getattr(type(model), name) is not getattr(GenerationMixin, name) for name in DECODING_METHODS)
 
 
 def forward_accepts(model: PreTrainedModel, name: str) -> bool:
@@ -150,6 +190,12 @@ def generation_accepts(model: PreTrainedModel, name: str) -> bool:
 @functools.lru_cache(256)
 def _parameters(function: Callable[..., Any]) -> frozenset[str]:
     return frozenset(inspect.signature(function).parameters)
+
+
+def has_hooks(module: nn.Module) -> bool:
+    """Tell whether hooks watch a module's own forwards; those by which transformers collects states don't count."""
+    hooks = (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
+    return any(not str(getattr(hook, "__module__", "")).startswith("transformers.") for hook in hooks)
 
 
 def device_of(model: PreTrainedModel) -> torch.device:

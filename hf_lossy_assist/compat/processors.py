@@ -1,9 +1,9 @@
-"""Kinds of logits processors."""
+"""Kinds of logits processors, and what ``deepcopy`` can't copy of those of grammar libraries."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -108,3 +108,59 @@ def process_row(processor: Any, row: int, batch: int, ids: Tensor, scores: Tenso
         function = processor._prefix_allowed_tokens_fn
         return _CALLS_USER(lambda _, text: function(row, text), 1)(ids, scores)
     return processor(ids.expand(batch, -1), scores.repeat(batch, 1))[row : row + 1]
+
+
+_OWN_COPIES: dict[str, Callable[[Any], Any]] = {
+    "xgrammar.GrammarMatcher": lambda matcher: matcher.fork(),
+    "builtins.LLMatcher": lambda matcher: matcher.deep_copy(),  # llguidance names no module of its types
+}
+_SHARED_PARTS = (
+    "xgrammar.CompiledGrammar",
+    "xgrammar.GrammarCompiler",
+    "xgrammar.TokenizerInfo",
+    "builtins.LLTokenizer",
+    "outlines_core.Index",
+    "outlines_core.Vocabulary",
+    "transformers_cfg.ByteTrie",
+    "transformers_cfg.StringRecognizer",
+)
+_LIBRARIES = ("xgrammar", "outlines", "outlines_core", "llguidance", "lmformatenforcer", "transformers_cfg")
+
+
+def is_grammar_part(part: Any) -> bool:
+    """Tell whether a part of a processor comes from a library of grammars."""
+    return type(part).__module__.partition(".")[0] in _LIBRARIES or _name(part) in (*_OWN_COPIES, *_SHARED_PARTS)
+
+
+def with_grammar_of_row(processor: Any, row: int, batch: int) -> Any:
+    """Return a processor with the grammar of one row, if each row of the batch has one, else None."""
+    if _name(processor) != "xgrammar.LogitsProcessor" or processor.matchers:
+        return None
+    grammars = processor.compiled_grammars
+    return type(processor)([grammars[row]]) if len(grammars) == batch > 1 else None
+
+
+def copies_of_grammar_parts(parts: Iterable[Any], tokens: Iterable[int]) -> dict[int, Any]:
+    """Return copies of parts of a processor that has seen generated ``tokens``, by ``id`` of the part."""
+    named = [(_name(part), part) for part in parts]
+    copies = {id(part): part for name, part in named if name in _SHARED_PARTS}
+    copies |= {id(part): _OWN_COPIES[name](part) for name, part in named if name in _OWN_COPIES}
+    indexes = [part for name, part in named if name == "outlines_core.Index"]
+    if len(indexes) == 1:
+        for name, guide in named:
+            if name == "outlines_core.Guide" and (own := _guide_at(guide, indexes[0], tokens)) is not None:
+                copies[id(guide)] = own
+    return copies
+
+
+def _name(part: Any) -> str:
+    return f"{type(part).__module__.partition('.')[0]}.{type(part).__name__}"
+
+
+def _guide_at(guide: Any, index: Any, tokens: Iterable[int]) -> Any:
+    """Return another guide in the same state, or None; ``deepcopy`` would copy the index, of megabytes, with it."""
+    own = type(guide)(index)
+    for token in tokens:
+        if not own.is_finished() or own.accepts_tokens([token]):
+            own.advance(token, return_tokens=False)
+    return own if own.get_state() == guide.get_state() else None

@@ -13,8 +13,7 @@ from transformers import PreTrainedModel
 from ..core.distributions import Randomness
 from ..core.texts import RowShift
 from ..models.static.cache_slot import StaticCacheSlot
-from ..models.static.chain import TokenChoice, WholeDraft, chained
-from ..models.static.fixed_runner import FixedRunner, Prepare
+from ..models.static.fixed_runner import FixedRunner, Prepare, TokenChoice, WholeDraft, chained
 from ..models.static.forwards import DecoderForward, FixedForward, shallow
 from .eagle3 import Eagle3
 from .eagle3_drafter import Eagle3Forwards, embedded

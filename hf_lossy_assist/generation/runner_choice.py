@@ -28,8 +28,7 @@ from ..models.quantised import can_be_compiled, dtype_of
 from ..models.recurrent import RecurrentRunner, padding_before
 from ..models.runner import DynamicCacheRunner, ModelRunner
 from ..models.static.cache_slot import StaticCacheSlot, new_static_cache, rewinds, take_slot
-from ..models.static.chain import TokenChoice
-from ..models.static.fixed_runner import FixedRunner, Shapes
+from ..models.static.fixed_runner import FixedRunner, Shapes, TokenChoice
 from ..models.static.forwards import Compiling, decoder_layers, forget, path_to_decoder
 from ..models.static.graphs import RECORDERS, CompiledRecording, Recording
 from ..models.static.runner import StaticCacheRunner

@@ -77,10 +77,8 @@ def prepack(model: PreTrainedModel) -> PreTrainedModel:
     """
     if not isinstance(model, PreTrainedModel):
         raise LossyValueError(f"`model` has to be a transformers model, but is {type(model).__name__}")
-    if is_prepacked(model):
-        raise LossyUnsupportedError("`model` is prepacked already; use it as it is")
-    if dtype_of(model) is not None or getattr(model, "hf_quantizer", None) is not None:
-        raise LossyUnsupportedError("`model` is quantised, and its weights are packed already; use it as it is")
+    if is_prepacked(model) or dtype_of(model) is not None or getattr(model, "hf_quantizer", None) is not None:
+        raise LossyUnsupportedError("`model` is prepacked or quantised already; use it as it is")
     layers = [module for module in model.modules() if type(module) is nn.Linear]
     if not layers:
         raise LossyUnsupportedError(f"`model` ({type(model).__name__}) has no linear layer to prepack")

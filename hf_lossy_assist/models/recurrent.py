@@ -11,8 +11,7 @@ from torch import Tensor
 
 from ..compat import WHOLE_OUTPUTS, CacheSnapshot, ForwardInputs
 from ..core.texts import RowShift
-from ..errors import LossyUnsupportedError
-from .runner import DynamicCacheRunner, ModelRunner
+from .runner import DynamicCacheRunner
 
 LONGEST_REPLAY = 32
 """The most committed tokens that a forward reads again; it takes about as long as a forward over one."""
@@ -96,14 +95,8 @@ class RecurrentRunner(DynamicCacheRunner):
         self.seen, snapshot = self._saved[-1]
         snapshot.restore(self.cache)
 
-    def keep_path(self, start: int, columns: Tensor) -> None:
-        ModelRunner.keep_path(self, start, columns)
-
     def move(self, shift: RowShift, ids: Tensor) -> None:
-        raise LossyUnsupportedError(
-            f"{type(self.model).__name__} keeps a recurrent state, so its rows can't be decoded together; call "
-            "generate() for one prompt at a time"
-        )
+        raise NotImplementedError("rows with recurrent states are decoded one by one")
 
     def settle(self, text: Tensor) -> None:
         if self.keeps_cache and self.seen < text.shape[1] - 1:

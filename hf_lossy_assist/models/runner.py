@@ -31,7 +31,6 @@ from ..compat import (
 )
 from ..core.distributions import Randomness
 from ..core.texts import RowShift
-from ..errors import LossyUnsupportedError
 from .cache_rows import keep_path, move_cache
 
 
@@ -60,7 +59,7 @@ class ModelRunner(ABC):
         ``ancestors`` ``(B, m, M)`` says which of the last M tokens each of the last m sees. ``depths`` ``(B, M)``
         counts the tokens on each node's path from the text.
         """
-        raise self._chains_only()
+        raise NotImplementedError
 
     @abstractmethod
     def read(self, tokens: Tensor) -> Any:
@@ -78,7 +77,7 @@ class ModelRunner(ABC):
 
         The output has the logits of all m; ``ancestors`` and ``depths`` are as for :meth:`run_tree`.
         """
-        raise self._chains_only()
+        raise NotImplementedError
 
     def forgettable(self, length: int) -> int:
         """Return how many tokens after ``length`` the next forward can cover and still be rolled back."""
@@ -90,11 +89,7 @@ class ModelRunner(ABC):
 
     def keep_path(self, start: int, columns: Tensor) -> None:
         """After the first ``start`` tokens, keep only ``columns`` ``(B, k)``, in this order."""
-        raise self._chains_only()
-
-    def _chains_only(self) -> LossyUnsupportedError:
-        name = type(self).__name__
-        return LossyUnsupportedError(f"{name} can't keep one path of a tree; draft chains, or use a dynamic cache")
+        raise NotImplementedError
 
     @abstractmethod
     def move(self, shift: RowShift, ids: Tensor) -> None:

@@ -46,8 +46,7 @@ def loads_of(module) -> list[int]:
     return loads
 
 
-@pytest.mark.parametrize("how", ["cpu", "disk", "map"])
-@pytest.mark.parametrize("inputs", [{"input_ids": prompt()}, padded()], ids=["one", "batch"])
+@pytest.mark.parametrize(("how", "inputs"), [("cpu", padded()), ("disk", {"input_ids": prompt()}), ("map", padded())])
 def test_offloaded_targets_and_drafts(how: str, inputs, tmp_path: Path):
     plain = tiny().generate(**inputs, **GREEDY, output_logits=True)
     target, draft = placed(how, tmp_path / "target"), noisy_copy(tiny(), 0.01)
@@ -88,9 +87,12 @@ def test_trained_heads_with_an_offloaded_target(tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    ("of_target", "of_draft"), [(torch.float32, torch.bfloat16), (torch.bfloat16, torch.float32), (torch.float16,) * 2]
-)
-@pytest.mark.parametrize("mode", ["dropmatch", "ears"])
+    ("of_target", "of_draft", "mode"),
+    [
+        (torch.float32, torch.bfloat16, "ears"), (torch.bfloat16, torch.float32, "dropmatch"),
+        (torch.float16, torch.float16, "dropmatch"),
+    ],
+)  # fmt: skip
 def test_mixed_precision(of_target, of_draft, mode: str):
     target, draft = tiny().to(of_target), noisy_copy(tiny(), 0.02).to(of_draft)
     for inputs in ({"input_ids": prompt()}, padded()):
@@ -121,8 +123,7 @@ def test_adapters_on_both(inputs):
 
 
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")  # asked for by peft
-@pytest.mark.parametrize("kind", ["PromptTuningConfig", "PrefixTuningConfig"])
-@pytest.mark.parametrize("who", ["target", "draft"])
+@pytest.mark.parametrize(("kind", "who"), [("PromptTuningConfig", "target"), ("PrefixTuningConfig", "draft")])
 def test_adapters_that_learn_prompts_are_refused(kind: str, who: str):
     """Their tokens are in no text, so that nothing here would have read them."""
     import peft

@@ -111,10 +111,14 @@ def test_output_law(row: Row, do_sample: bool):
     assert_leaves(row, law, output[:, 0].numpy())
 
 
-@SAMPLING
-@pytest.mark.parametrize("with_q", [False, True], ids=["point mass", "q"])
-@pytest.mark.parametrize("rule", [Lossless(), TopK(k=3)], ids=repr)
-@pytest.mark.parametrize("rows", [[0, 1, 2, 3, 4], [3, 2], [1]], ids=str)
+@pytest.mark.parametrize(
+    ("rows", "rule", "with_q", "do_sample"),
+    [
+        ([0, 1, 2, 3, 4], Lossless(), False, True), ([0, 1, 2, 3, 4], TopK(k=3), True, True),
+        ([3, 2], Lossless(), True, False), ([3, 2], TopK(k=3), False, False), ([1], Lossless(), True, True),
+    ],
+    ids=str,
+)  # fmt: skip
 def test_padded_rows_get_the_decision_that_they_get_alone(
     rows: list[int], rule: Acceptor, with_q: bool, do_sample: bool
 ):
@@ -293,10 +297,14 @@ def random_rows(seed: int = 0) -> tuple[Rows, torch.Tensor, torch.Tensor]:
     return rows, 2 * torch.randn(total, V, generator=generator), torch.randn(9, 5, V, generator=generator)
 
 
-@pytest.mark.parametrize("temperature", [0.0, 0.7])
-@pytest.mark.parametrize("with_q", [False, True], ids=["point mass", "q"])
-@pytest.mark.parametrize("rule", [Lossless(), TopK(k=3), Typical(epsilon=0.3)], ids=repr)
-@pytest.mark.parametrize("numbers", [[0, 1, 2, 3, 4], [4, 2], [1]], ids=str)
+@pytest.mark.parametrize(
+    ("numbers", "rule", "with_q", "temperature"),
+    [
+        ([0, 1, 2, 3, 4], Lossless(), True, 0.7), ([0, 1, 2, 3, 4], TopK(k=3), False, 0.7),
+        ([4, 2], Lossless(), True, 0.0), ([4, 2], Typical(epsilon=0.3), False, 0.0), ([1], TopK(k=3), True, 0.7),
+    ],
+    ids=str,
+)  # fmt: skip
 def test_each_request_gets_the_decision_that_it_gets_alone(
     numbers: list[int], rule: Acceptor, with_q: bool, temperature: float
 ):

@@ -116,9 +116,13 @@ def test_the_draft_is_not_changed_and_drafts_like_its_copy(pair: pairs.Pair):
     assert not torch.equal(p, q)
 
 
-@pytest.mark.parametrize("mode", ["lossless", "typical", "dropmatch", "cactus", "sprinter"])
-@pytest.mark.parametrize("do_sample", [False, True])
-@pytest.mark.parametrize("dtype", ["int8", "int4"])
+@pytest.mark.parametrize(
+    ("mode", "dtype", "do_sample"),
+    [
+        ("lossless", "int8", False), ("lossless", "int4", False), ("typical", "int8", True),
+        ("dropmatch", "int4", True), ("cactus", "int8", True), ("sprinter", "int8", False),
+    ],
+)  # fmt: skip
 def test_rules_run_on_it(pair: pairs.Pair, mode: str, dtype: str, do_sample: bool):
     problem = pair.tokenizer("Question: Tom has 3 apples and buys 4. How many has he? Answer:", return_tensors="pt")
     enable(pair.target)

@@ -15,8 +15,7 @@ from ...compat import TreeInputs, cache_name, new_cache
 from ...core.distributions import Randomness
 from ...core.texts import GrowingTensor, RowShift, counting, ones
 from .cache_slot import StaticCacheSlot
-from .chain import TokenChoice, WholeDraft, chained
-from .fixed_runner import FixedRunner, Prepare
+from .fixed_runner import FixedRunner, Prepare, TokenChoice, WholeDraft, chained
 from .forwards import DecoderForward, FixedForward, states_of, whole, with_decoder_forward
 
 

@@ -10,17 +10,15 @@ from transformers import CompileConfig, StaticCache
 
 from hf_lossy_assist import last_stats
 from hf_lossy_assist.compat import CACHE
-from tests.acceptors.table import judge_head
 from tests.eagle3_heads import trained_pair
 from tests.parity import assert_same_rows
-from tests.tiny_models import ARCHITECTURES, noisy_copy, padded, prompt, tiny
+from tests.tiny_models import noisy_copy, padded, prompt, tiny
 
 NEW = 24
 CASES = {
     "lossless": {},
     "lossless, drawn": {"do_sample": True, "temperature": 0.9},
     "lossless, drawn as a whole": {"do_sample": True, "top_k": 0, "num_assistant_tokens": 4},
-    "dropmatch": {"lossy_mode": "dropmatch"},
     "dropmatch, drawn": {"lossy_mode": "dropmatch", "do_sample": True},
     "topk": {"lossy_mode": "topk", "repetition_penalty": 1.3},
     "ensemble, drawn": {"lossy_mode": "ensemble", "do_sample": True},
@@ -49,16 +47,20 @@ def both(target, draft, ids=None, config=None, backend="eager", **kwargs):
     ]
 
 
-@pytest.mark.parametrize("inputs", [{}, padded()], ids=["one", "batch"])
-@pytest.mark.parametrize("case", CASES)
+# What else follows from static caches is tested with recorded graphs, by whose runners compiled forwards run, too.
+@pytest.mark.parametrize(
+    ("case", "inputs"),
+    [
+        ("lossless", {}), ("lossless, drawn", padded()), ("lossless, drawn as a whole", padded()),
+        ("dropmatch, drawn", padded()), ("topk", padded()), ("ensemble, drawn", {}),
+    ],
+)  # fmt: skip
 def test_equal_to_the_eager_loop(llamas, case, inputs):
     eager, compiled = both(*llamas, **CASES[case] | inputs)
     assert torch.equal(eager, compiled)
 
 
-@pytest.mark.parametrize(
-    ("architecture", "rows"), [*((name, 1) for name in ARCHITECTURES if name != "llama"), ("gemma3", 3)]
-)
+@pytest.mark.parametrize(("architecture", "rows"), [("mistral", 1), ("gpt2", 1), ("gemma3", 3)])
 def test_equal_in_every_architecture(architecture, rows):
     """Sliding windows shorter than the text, learned positions, soft-capping, two kinds of layers."""
     eager, compiled = both(
@@ -80,7 +82,6 @@ TREE = {"depth": 4, "top_k": 3, "nodes": 12}
     [
         (False, TREE, padded()),
         (False, {"branches": [3, 2, 1]}, {}),
-        (True, None, {}),
         (True, None, padded() | {"num_assistant_tokens": 3}),
         (True, TREE, padded()),
     ],
@@ -103,33 +104,11 @@ def test_trees_on_the_static_cache_of_generate(llamas):
     assert torch.equal(llamas[0].generate(**kwargs, cache_implementation="static"), plain)
 
 
-@pytest.mark.parametrize("inputs", [{}, padded()], ids=["one", "batch"])
-def test_a_rule_that_reads_states(llamas, inputs):
-    eager, compiled = both(*llamas, lossy_mode="judge", lossy_head=judge_head(*llamas), **inputs)
-    assert torch.equal(eager, compiled)
-
-
 def test_padding_and_drafts_that_stop_early(llamas):
     ids = torch.cat([torch.zeros(1, 3, dtype=torch.long), prompt()], dim=1)
     mask = (ids != 0).long()
     eager, compiled = both(*llamas, ids=ids, attention_mask=mask, assistant_confidence_threshold=0.3)
     assert torch.equal(eager, compiled)
-
-
-def test_the_statistics_are_the_same(llamas):
-    traces = []
-    for more in ({}, {"compile": True}):
-        llamas[0].generate(
-            prompt(),
-            assistant_model=llamas[1],
-            lossy_mode="dropmatch",
-            lossy_config={"seed": 0} | more,
-            compile_config=CompileConfig(backend="eager"),
-            max_new_tokens=NEW,
-        )
-        traces.append(last_stats(llamas[0]))
-    assert traces[0].trace == traces[1].trace
-    assert traces[0].target_calls == traces[1].target_calls
 
 
 def test_scores_logits_and_streamer(llamas):
@@ -152,8 +131,10 @@ def test_the_returned_cache_goes_on(llamas):
     assert target.generation_config.cache_implementation is None
 
 
-@pytest.mark.parametrize("eos", [None, [5, 9, 20, 30, 40]])
-@pytest.mark.parametrize("more", [{"cache_implementation": "static"}, {"lossy_config": {"compile": True}}])
+@pytest.mark.parametrize(
+    ("more", "eos"),
+    [({"cache_implementation": "static"}, [5, 9, 20, 30, 40]), ({"lossy_config": {"compile": True}}, None)],
+)
 def test_rows_of_a_batch_end_apart(llamas, more, eos):
     greedy = padded() | {"do_sample": False, "eos_token_id": eos, "max_new_tokens": NEW, "output_logits": True}
     plain = llamas[0].generate(**greedy, return_dict_in_generate=True)

@@ -111,17 +111,17 @@ def test_the_statistics_are_the_same(pair, recorder):
 
 
 def test_texts_that_grow(recorder):
-    """Lengths from 10 to 3,000 tokens take caches of six lengths, and record each once."""
+    """Lengths from 10 to 1,000 tokens take caches of four lengths, and record each once."""
     target, draft = long_pair()
-    for length in (10, 60, 150, 400, 900, 1500, 2900):
+    for length in (10, 60, 150, 400, 900):
         kwargs = {"input_ids": prompt(length), "max_new_tokens": 100, "num_assistant_tokens": 4}
         recorder.replays = 0
         eager, graphs = both(recorder, target, draft, **kwargs)
         assert torch.equal(eager, graphs)
     first = recorder.recordings
-    assert first == 2 * 6  # the target's forward, and a draft
+    assert first == 2 * 4  # the target's forward, and a draft
     target.generate(
-        prompt(2800), assistant_model=draft, lossy_mode="lossless", num_assistant_tokens=4, max_new_tokens=90
+        prompt(850), assistant_model=draft, lossy_mode="lossless", num_assistant_tokens=4, max_new_tokens=90
     )
     assert recorder.recordings == first
 
@@ -129,7 +129,7 @@ def test_texts_that_grow(recorder):
 @functools.cache
 def long_pair():
     target = tiny()
-    target.config.max_position_embeddings = 4096
+    target.config.max_position_embeddings = 1024
     return target, noisy_copy(target)
 
 
@@ -194,23 +194,7 @@ def test_hooks_on_the_draft_run_once_per_token(recorder):
     assert len(seen) == last_stats(target).draft_calls + warm_ups
 
 
-def test_what_can_t_be_recorded_is_said_once(recorder, monkeypatch):
-    def refuses(body, device):
-        raise RuntimeError("operation not permitted when stream is capturing")
-
-    target, draft = tiny("llama"), noisy_copy(tiny("llama"))
-    kwargs = {"assistant_model": draft, "lossy_mode": "lossless", "do_sample": False, "max_new_tokens": NEW}
-    plain = target.generate(prompt(), lossy_config=EAGER, **kwargs)
-    monkeypatch.setitem(RECORDERS, "cpu", refuses)
-    with pytest.warns(UserWarning, match="recording graphs has no effect here: LlamaForCausalLM can't be recorded"):
-        assert torch.equal(target.generate(prompt(), **kwargs), plain)
-    with warnings.catch_warnings():
-        warnings.filterwarnings("error", message=".*no effect")
-        target.generate(prompt(), **kwargs)
-
-
-@pytest.mark.parametrize("change", ["weights", "the draft's head"])
-@pytest.mark.parametrize("compile", [None, True])
+@pytest.mark.parametrize(("change", "compile"), [("weights", True), ("the draft's head", None)])
 def test_graphs_of_other_weights_are_recorded_anew(change, compile, recorder):
     target, draft = llamas()
     kwargs = {"lossy_config": {"compile": compile, "inspect": True}, "compile_config": CompileConfig(backend="eager")}
@@ -271,7 +255,10 @@ def test_a_model_that_could_not_be_recorded_is_not_tried_again(monkeypatch):
     target, draft = llamas()
     with pytest.warns(UserWarning, match="can't be recorded as graphs .RuntimeError: the stream is capturing"):
         text = generated(target, draft)
-    assert torch.equal(text, generated(target, draft))
+    assert torch.equal(text, generated(target, draft, lossy_config=EAGER))
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message=".*no effect")
+        assert torch.equal(text, generated(target, draft))
     assert len(tries) == 1
 
 

@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 from hf_lossy_assist import prepack, quantize_draft
-from hf_lossy_assist.compat import CACHE, attention, cache_of
-from hf_lossy_assist.compat.attention import FOLDED, folded_attention
+from hf_lossy_assist.compat import CACHE, cache_of, kernels
+from hf_lossy_assist.compat.kernels import FOLDED, folded_attention
 from tests.tiny_models import tiny
 
 HEADS, SHARED, SIZE = 6, 2, 4
@@ -44,7 +44,7 @@ def test_states_are_those_of_every_head_alone(rows: int, count: int, kind: str):
     mask = torch.rand(1 if kind == "one row" else rows, 1, count, length) < 0.6
     mask[..., 0] = True
     mask = {"none": None, "float": torch.zeros(mask.shape).masked_fill(~mask, -torch.inf).double()}.get(kind, mask)
-    with patch.object(attention, "sdpa_attention_forward") as usual:
+    with patch.object(kernels, "sdpa_attention_forward") as usual:
         got, _ = folded_attention(nn.Module(), query, key, value, mask, scaling=0.3)
     usual.assert_not_called()
     assert got.is_contiguous()
@@ -68,7 +68,7 @@ def test_a_packed_model_attends_so_and_the_given_one_as_before(architecture: str
     for name, end in calls.items():
         for way in past:
             packed.set_attn_implementation("sdpa" if way == "usual" else FOLDED)
-            with torch.no_grad(), patch.object(attention, KERNEL, wraps=getattr(attention, KERNEL)) as used:
+            with torch.no_grad(), patch.object(kernels, KERNEL, wraps=getattr(kernels, KERNEL)) as used:
                 out = packed(ids[:, start:end], attention_mask=mask[:, :end], use_cache=True, **{CACHE: past[way]})
             past[way] = cache_of(out)
             found[name, way] = out.logits
@@ -94,7 +94,7 @@ def test_other_calls_are_left_to_transformers(case: dict, folds: bool):
     mask = torch.ones(1, case.get("mask_heads", 1), count, 7, dtype=torch.bool)
     options = {"position_bias": case["position_bias"]} if "position_bias" in case else {}
     with (
-        patch.object(attention, "sdpa_attention_forward", return_value=("usual", None)) as usual,
+        patch.object(kernels, "sdpa_attention_forward", return_value=("usual", None)) as usual,
         patch.object(torch, "get_num_threads", return_value=case.get("threads", 1)),
     ):
         folded_attention(nn.Module(), query, key, key, mask, **options)
