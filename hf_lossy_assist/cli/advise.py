@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
-from pathlib import Path
 from typing import Annotated
 
 from ..evaluation.advice.advice import DRAFT_COST
 from ..evaluation.advice.advising import advise as advice_on
-from ..evaluation.answers import answers_of, load_answers, problem_sum
-from ..heads import ModelIdentity
 from .console import Console, progress
 from .options import (
     Assistant,
@@ -27,7 +23,6 @@ from .options import (
     numbers,
     of_decoding,
     of_output,
-    of_prompts,
     read_set,
 )
 from .setup import CHOOSING, LOADING, LONGEST, Setup
@@ -47,9 +42,6 @@ def advise(
     task: TaskName = None,
     data: Data = None,
     limit: Limit = 12,
-    answers: Annotated[
-        Path | None, of_prompts(help="A folder of evaluate whose texts of plain or lossless are the answers.")
-    ] = None,
     modes: Annotated[
         str | None,
         of_decoding(metavar="MODE,…", help="Rules with settings, as for evaluate; the usual ones by default."),
@@ -76,21 +68,13 @@ def advise(
     lengths, shares = numbers("--gammas", gammas, int), numbers("--draft-cost", draft_cost, float)
     for share in shares:
         DRAFT_COST.check("--draft-cost", share)
-    if answers is not None:
-        load_answers(answers, "answers")  # a folder that can't be read is refused before models are loaded
     loaded, screen = setup.load(), Console()
-    examples = loaded.task.examples(setup.split, limit)
-    prompts, texts = loaded.encode(examples), {}
-    if answers is not None:
-        problems = [problem_sum(ids, example.answer) for ids, example in zip(prompts, examples, strict=True)]
-        plan = {"target": asdict(ModelIdentity.of(loaded.target)), "problems": problems}
-        texts = answers_of(answers, {**plan, "temperature": setup.temperature, "top_p": setup.top_p})
     with progress(screen) as bar:
         advice = advice_on(
-            loaded.target, loaded.draft, loaded.tokenizer, prompts, modes=modes, gammas=lengths,
-            max_new_tokens=given.get("max_new_tokens", loaded.task.max_new_tokens), ends=loaded.task.ends,
-            heads=loaded.heads, temperature=setup.temperature, top_p=setup.top_p, tune=given.get("tune", False),
-            seed=setup.seed, out=out, answers=texts, track=bar.track,
+            loaded.target, loaded.draft, loaded.tokenizer, loaded.task, modes=modes, gammas=lengths, limit=limit,
+            split=setup.split, max_new_tokens=given.get("max_new_tokens"), heads=loaded.heads,
+            temperature=setup.temperature, top_p=setup.top_p, tune=given.get("tune", False), seed=setup.seed, out=out,
+            measure="task" if setup.is_scored else None, track=bar.track,
         )  # fmt: skip
     screen.print("\n".join(advice.said), highlight=False)
     screen.print(advice.table())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
@@ -25,7 +26,7 @@ from ..models.quantised import dtype_of
 from ..store.process import Process
 from ..tasks import Example, Task
 from ..values import bounded
-from .answers import Answer, AnswerStore, problem_sum
+from .answers import Answer, AnswerStore
 from .costs import costs_of, lengths_between, predicted_seconds
 from .meters import CLOCKS, energy_counter, machine
 from .modes import DecodingMode, Models
@@ -210,13 +211,32 @@ class Evaluation:
                     mode.label, i, score, len(tokens), rounds, accepted, median(seconds), text, lossy, cut,
                     len(self._prompt(i)), drafted, first.memory, tuple(seconds) if len(seconds) > 1 else (),
                     sum(joules) / len(joules) if joules else None, stages if i == b * self.batch_size else None,
+                    () if self._tokenized(text, cut) == tokens.tolist() else tuple(tokens.tolist()),
                 )
             )  # fmt: skip
         return answers
 
+    def tokens_of(self, answer: Answer) -> list[int]:
+        """Return the tokens of an answer of this evaluation."""
+        tokens = [*answer.ids] or self._tokenized(answer.text, answer.cut)
+        if len(tokens) != answer.tokens:
+            raise LossyValueError(
+                f"`out` has to hold whole texts, but that of {answer.mode!r} to problem {answer.id} has {len(tokens)} "
+                f"tokens instead of {answer.tokens}; choose another folder"
+            )
+        return tokens
+
+    def _tokenized(self, text: str, cut: bool) -> list[int]:
+        """Return the tokens of an answer's text, and the one that ended it."""
+        end = [] if cut or self.task.ends else [self.tokenizer.eos_token_id]
+        return [*self.tokenizer(text, add_special_tokens=False)["input_ids"], *end]
+
     def _problems(self) -> list[int]:
         """Return a hash of each problem's rendered prompt and answer."""
-        return [problem_sum(self._prompt(i).tolist(), example.answer) for i, example in enumerate(self.examples)]
+        return [
+            zlib.crc32(f"{self._prompt(i).tolist()}\0{example.answer}".encode())
+            for i, example in enumerate(self.examples)
+        ]
 
     def _prompt(self, i: int) -> Tensor:
         batch, row = self.batches[i // self.batch_size], i % self.batch_size

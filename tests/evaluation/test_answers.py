@@ -30,7 +30,7 @@ def test_answers_are_lines_with_the_fields_that_are_promised(tmp_path):
     lines = [json.loads(line) for line in (store.folder / RESULTS).read_text(encoding="utf-8").splitlines()]
     assert [list(line) for line in lines] == [
         ["mode", "id", "score", "tokens", "rounds", "accepted", "seconds", "text", "lossy", "cut", "prompt",
-         "drafted", "memory", "repeats", "joules", "stages"]
+         "drafted", "memory", "repeats", "joules", "stages", "ids"]
     ] * 2  # fmt: skip
     assert AnswerStore(store.folder, PLAN).known == {("a", 0): answer("a", 0), ("a", 1): answer("a", 1)}
     manifest, answers = load_answers(store.folder)
@@ -97,7 +97,7 @@ def test_what_is_no_folder_of_answers_is_refused(tmp_path):
 LINE = asdict(Answer("a", 0, 1.0, 4, 2, 2, 0.5, "yes"))
 STRANGE = (None, "x", -1, 1.5, True, float("nan"), 2**70, [], {})
 FINE = {
-    "score": (None,), "cut": (True,), "repeats": ([],), "stages": (None,),
+    "score": (None,), "cut": (True,), "repeats": ([],), "ids": ([],), "stages": (None,),
     **dict.fromkeys(("seconds", "joules"), (None, 1.5, 2**70)),
     **dict.fromkeys(("id", "tokens", "rounds", "accepted", "lossy"), (2**70,)),
     **dict.fromkeys(("mode", "text"), ("x",)),

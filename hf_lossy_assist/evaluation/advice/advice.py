@@ -246,7 +246,7 @@ class Advice:
         """The modes to measure next, and why."""
         few = sorted(self.front, key=lambda row: row.times_lossless)[-3:]
         own = self._fastest(self.replayed[0].walks)
-        modes = ",".join([f"lossless@{own.gamma}", *(with_gamma(row.mode, row.gamma) for row in few)])
+        modes = ",".join(["plain", f"lossless@{own.gamma}", *(with_gamma(row.mode, row.gamma) for row in few)])
         return f"What other tokens do to answers is not measured here. Next: lossy-assist evaluate … --modes {modes}"
 
     def table(self) -> NumberTable:
