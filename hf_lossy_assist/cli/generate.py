@@ -15,24 +15,9 @@ from ..errors import LossyValueError
 from ..evaluation.modes import DecodingMode, parse_modes
 from ..generation.config import LossyConfig, head_users
 from ..generation.spelling import Spelling
+from . import options
 from .console import Console
 from .models import LoadedModels, encode_conversation
-from .options import (
-    Assistant,
-    DraftDtype,
-    Dtype,
-    HeadSources,
-    MaxNewTokens,
-    Mode,
-    PairName,
-    PromptText,
-    Sample,
-    Settings,
-    Target,
-    of_output,
-    of_prompts,
-    read_set,
-)
 from .rendering import ConsoleStreamer, stats_table
 from .setup import DRAFTING, LOADING, SAMPLING, Setup
 
@@ -46,27 +31,27 @@ SETTINGS = (
 
 
 def generate(
-    prompt: PromptText = None,
-    pair: PairName = None,
-    model: Target = None,
-    assistant: Assistant = None,
-    head: HeadSources = None,
-    dtype: Dtype = None,
-    draft_dtype: DraftDtype = None,
+    prompt: options.PromptText = None,
+    pair: options.PairName = None,
+    model: options.Target = None,
+    assistant: options.Assistant = None,
+    head: options.HeadSources = None,
+    dtype: options.Dtype = None,
+    draft_dtype: options.DraftDtype = None,
     chat: Annotated[
-        bool, of_prompts("--chat", help="Put the prompt into the chat template as a user's message.")
+        bool, options.of_prompts("--chat", help="Put the prompt into the chat template as a user's message.")
     ] = False,
-    mode: Mode = "lossless",
-    sample: Sample = False,
-    max_new_tokens: MaxNewTokens = 160,
-    stats: Annotated[bool, of_output("--stats", help="Print the statistics.")] = False,
+    mode: options.Mode = "lossless",
+    sample: options.Sample = False,
+    max_new_tokens: options.MaxNewTokens = 160,
+    stats: Annotated[bool, options.of_output("--stats", help="Print the statistics.")] = False,
     show_acceptance: Annotated[
-        bool, of_output("--show-acceptance", help="Mark tokens kept only by a lossy rule.")
+        bool, options.of_output("--show-acceptance", help="Mark tokens kept only by a lossy rule.")
     ] = False,
-    settings: Settings = None,
+    settings: options.Settings = None,
 ) -> None:
     """Continue a prompt with a drafter and an acceptance rule, streaming."""
-    given = read_set(settings, SETTINGS)
+    given = options.read_set(settings, SETTINGS)
     setup = Setup.of(pair, model, assistant, dtype, draft_dtype, given, head=head, sample=sample)
     setup.models.check({"PROMPT": prompt})
     decoding = one_mode(mode, setup)

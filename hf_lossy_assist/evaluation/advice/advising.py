@@ -210,13 +210,16 @@ class Advising:
             laws = read_laws(self.models.target, self.models.draft, prompt, answer, self._processors(prompt))
             return {"ids": torch.tensor([*prompt, *answer]), **laws}
 
-        return self._stored([*prompt, *answer], "laws", read)
+        return self._stored(prompt, [*prompt, *answer], "laws", read)
 
-    def _stored(self, text: list[int], name: str, make: Callable[[], dict[str, Tensor]]) -> dict[str, Tensor]:
+    def _stored(
+        self, prompt: list[int], ids: list[int], name: str, make: Callable[[], dict[str, Tensor]]
+    ) -> dict[str, Tensor]:
         """Return what is in the folder about a text, or make it and write it there."""
         if self.out is None:
             return make()
-        path = self.out / f"{zlib.crc32(json.dumps([text, LIKELIEST]).encode()):08x}-{name}.safetensors"
+        read = zlib.crc32(json.dumps([prompt, ids, self.decoding, LIKELIEST]).encode())
+        path = self.out / f"{read:08x}-{name}.safetensors"
         try:
             return load(path.read_bytes())
         except (OSError, SafetensorError):  # missing or damaged
@@ -282,7 +285,7 @@ class Advising:
             prompt, ids = batch.ids[0].tolist(), text["ids"].tolist()
             given = (rule, self.models.target, self.models.draft, ids, len(prompt))
             made = partial(decided, *given, self._processors(prompt), self.temperature is not None)
-            found.append(self._stored(ids, name, made))
+            found.append(self._stored(prompt, ids, name, made))
         padded = (
             torch.nn.utils.rnn.pad_sequence([text[key] for text in found], batch_first=True).double().numpy()
             for key in ("keep", "others", "nats")

@@ -140,6 +140,6 @@ def test_tokens_that_a_text_does_not_tell_stand_beside_it(models, tokenizer, tmp
 ])  # fmt: skip
 def test_wrong_arguments_are_refused_before_any_forward(models, tokenizer, monkeypatch, given, said):
     monkeypatch.setattr(Advising, "laws", None)
+    answers = target_alone(models, tokenizer, [[1, 5, 9]], temperature=given.pop("temperature", None))
     with pytest.raises(LossyValueError, match=said):
-        answers = target_alone(models, tokenizer, [[1, 5, 9]], temperature=given.pop("temperature", None))
         Advising(answers, **given).run()
