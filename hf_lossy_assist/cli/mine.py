@@ -71,7 +71,7 @@ def mine(
     Interrupted runs continue when the command is repeated. With `accelerate launch -m hf_lossy_assist mine …` the
     prompts are split over the processes.
     """
-    from ..evaluation.records import provenance
+    from ..evaluation.meters import provenance
     from ..store.shards import prompt_rows
     from ..training.labelling import Labelling
     from ..training.labelling import mine as run

@@ -28,10 +28,9 @@ from ..tasks import Example, Task
 from ..values import bounded
 from .answers import Answer, AnswerStore
 from .costs import costs_of, lengths_between, predicted_seconds
-from .meters import CLOCKS, energy_counter, machine
+from .meters import CLOCKS, energy_counter, machine, provenance
 from .modes import DecodingMode, Models
 from .quality import MEASURES, Measurable
-from .records import provenance
 from .requests import Ending, Instruments, PromptBatch, Response, batches_of, run_request
 from .result import EvaluationResult
 from .scores import baselines_of

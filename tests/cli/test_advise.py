@@ -55,7 +55,7 @@ def test_sampled_rows_say_how_far_rules_leave_the_target(bundled, tmp_path):
     assert rows["lossless"]["tv"] < 1e-6 < rows["ears:beta=1.0"]["tv"] < 1
     assert rows["fly"]["tv"] is None  # what it emits depends on later tokens
     assert "nats" not in rows["lossless"]
-    texts = sorted(tmp_path.glob("*-laws.*"))
+    texts = sorted(tmp_path.glob("*-logits.*"))
     before = [path.stat().st_mtime_ns for path in texts]
     run(*given, "--limit", "3")
     assert [path.stat().st_mtime_ns for path in texts] == before

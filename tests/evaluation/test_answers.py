@@ -9,7 +9,7 @@ from dataclasses import asdict
 import pytest
 
 from hf_lossy_assist import LossyValueError
-from hf_lossy_assist.evaluation import records
+from hf_lossy_assist.evaluation import meters
 from hf_lossy_assist.evaluation.answers import MANIFEST, RESULTS, Answer, AnswerStore, load_answers
 from hf_lossy_assist.evaluation.requests import Stages
 
@@ -179,7 +179,7 @@ def test_a_killed_process_loses_nothing_that_it_has_told(tmp_path):
 
 def test_the_origin_of_a_measurement_has_no_folders(monkeypatch):
     monkeypatch.setattr("sys.argv", ["x", "--target", "/home/me/target", "--task-data=../data.jsonl"])
-    origin = records.provenance("cpu", gamma=4, draft="/home/me/draft")
+    origin = meters.provenance("cpu", gamma=4, draft="/home/me/draft")
     assert {"torch", "transformers", "argv", "date", "threads"} <= set(origin)
     assert (origin["device"], origin["gamma"], origin["draft"]) == ("cpu", 4, "draft")
     assert origin["argv"][-3:] == ["--target", "target", "--task-data=data.jsonl"]
@@ -195,4 +195,4 @@ def test_the_origin_of_a_measurement_has_no_folders(monkeypatch):
 )
 def test_the_command_line_is_that_which_one_would_type(started, said):
     arguments = ["evaluate", "--out", "x"]
-    assert records._command_line([*started, *arguments], arguments) == said.split()
+    assert meters._command_line([*started, *arguments], arguments) == said.split()

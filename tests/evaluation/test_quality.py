@@ -26,9 +26,9 @@ from hf_lossy_assist.evaluation.quality import (
     times_as_fast,
 )
 from hf_lossy_assist.evaluation.requests import batches_of, run_request
+from hf_lossy_assist.evaluation.result import length_table
 from hf_lossy_assist.evaluation.scores import mode_scores
 from hf_lossy_assist.evaluation.tables import PlotPoint, as_text, plot
-from hf_lossy_assist.evaluation.views import length_table
 from tests.tiny_models import prompt
 
 

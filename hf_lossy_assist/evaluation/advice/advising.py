@@ -36,11 +36,10 @@ from ..costs import KEEP_ALL, Costs, measure_costs
 from ..evaluation import Evaluation, Track, progress_bar
 from ..modes import EVERYTHING, DecodingMode, Models, parse_modes
 from ..requests import PromptBatch, PromptList, Prompts, run_request
-from .advice import DRAFT_COST, Advice, Replayed, with_gamma
-from .laws import LIKELIEST, Laws, processors_of, read_laws
-from .plots import draw
+from .advice import DRAFT_COST, Advice, Replayed, draw, with_gamma
 from .replay import Acceptance, Walk, drawn, greedy, rounds
 from .states import decided, reads_states
+from .text_logits import LIKELIEST, TextLogits, processors_of, read_logits
 
 GAMMAS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32)
 """Draft lengths among which each rule's best is looked for."""
@@ -157,9 +156,9 @@ class Advising:
         }  # fmt: skip
 
     @cached_property
-    def laws(self) -> Laws:
+    def laws(self) -> TextLogits:
         """What both models say along the target's answers, which are made now."""
-        return Laws.of(self._texts, self.evaluation.length)
+        return TextLogits.of(self._texts, self.evaluation.length)
 
     @cached_property
     def rules(self) -> list[tuple[DecodingMode, Acceptor]]:
@@ -207,10 +206,10 @@ class Advising:
 
     def _read_text(self, prompt: list[int], answer: list[int]) -> dict[str, Tensor]:
         def read() -> dict[str, Tensor]:
-            laws = read_laws(self.models.target, self.models.draft, prompt, answer, self._processors(prompt))
+            laws = read_logits(self.models.target, self.models.draft, prompt, answer, self._processors(prompt))
             return {"ids": torch.tensor([*prompt, *answer]), **laws}
 
-        return self._stored(prompt, [*prompt, *answer], "laws", read)
+        return self._stored(prompt, [*prompt, *answer], "logits", read)
 
     def _stored(
         self, prompt: list[int], ids: list[int], name: str, make: Callable[[], dict[str, Tensor]]

@@ -111,7 +111,7 @@ def test_advise_and_evaluate_share_the_target_s_texts(pair, tmp_path, monkeypatc
     records = load_answers(tmp_path)[1]
     assert sorted((x.mode, x.id) for x in records) == [("plain", 0), ("plain", 1), ("topk", 0), ("topk", 1)]
     assert advice.tokens.tolist() == [x.tokens for x in records if x.mode == "plain"]
-    (text, *_) = (load(path.read_bytes()) for path in tmp_path.glob("*-laws.safetensors"))
+    (text, *_) = (load(path.read_bytes()) for path in tmp_path.glob("*-logits.safetensors"))
     assert pair.tokenizer.decode(text["ids"]).endswith(tuple(x.text for x in records if x.mode == "plain"))
 
 
