@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from itertools import product
@@ -20,7 +20,7 @@ from ..compat import ending_tokens
 from ..drafting.vocabulary import kept_tokens
 from ..errors import LossyValueError
 from ..generation.enabling import enabled
-from ..heads import Head, ModelIdentity
+from ..heads import ModelIdentity
 from ..models.prepacked import is_prepacked
 from ..models.quantised import dtype_of
 from ..store.process import Process
@@ -260,7 +260,7 @@ class Evaluation:
             "draft": None if draft is None else asdict(ModelIdentity.of(draft)),
             **model_changes(target, draft),
             **({"ends": list(self.task.ends)} if self.task.ends else {}),
-            "modes": described(self.modes, self.models.heads),
+            "modes": {mode.label: mode.described(self.models.heads) for mode in self.modes},
             "problems": self._problems(),
             "runs": [provenance(target.device, limit=self.limit, processes=self.process.count)],
         }
@@ -315,17 +315,6 @@ class Evaluation:
             answers, self.reference, kinds, predicted, baselines_of(self.modes), self.batch_size
         )  # fmt: skip
         return replace(result, noise=noise, is_whole=len(answers) == len(self.modes) * len(self.examples))
-
-
-def described(modes: Sequence[DecodingMode], heads: Mapping[str, Head]) -> dict[str, Any]:
-    """Return all that the texts of modes depend on besides models and prompts, by label."""
-    return {mode.label: _described(mode, heads) for mode in modes}
-
-
-def _described(mode: DecodingMode, heads: Mapping[str, Head]) -> dict[str, Any]:
-    sums = {rule: heads[rule].checksum for rule in mode.rules if rule in heads}
-    nucleus = {} if mode.top_p == 1 else {"top_p": mode.top_p}
-    return {**mode.config, "temperature": mode.temperature, **nucleus, "heads": sums}
 
 
 def model_changes(target: nn.Module, draft: nn.Module | None) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import cycle
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -14,7 +15,6 @@ from .scores import ACCEPTANCE_QUANTILES, LATENCY_QUANTILES, ModeScore, mode_sco
 from .tables import (
     Column,
     NumberTable,
-    PlotPoint,
     apart,
     as_text,
     figure,
@@ -22,7 +22,6 @@ from .tables import (
     milliseconds,
     number,
     percent,
-    plot,
     signed,
     table,
 )
@@ -242,16 +241,28 @@ def _memory(row: ModeScore) -> str:
 
 def plot_scores(rows: Rows, path: Path) -> None:
     """Draw speed against score; against drafted tokens kept per round, if nothing is scored."""
+    from matplotlib.figure import Figure
+
     timed = all(row.speed is not None for row in rows)
     scored = all(row.score is not None for row in rows)
-    speed = "tokens per second" if timed else "tokens per round"
-
-    def point(row: ModeScore) -> PlotPoint:
+    drawn = Figure(figsize=(9, 5), layout="constrained")
+    axes = drawn.subplots()
+    for i, (row, marker) in enumerate(zip(rows, cycle("osD^vP*X"))):
         x = (row.tokens_per_second, row.speed.least, row.speed.most) if timed else (row.tokens_per_round,) * 3
-        if not scored:
-            return PlotPoint(x, (row.mean_accepted,) * 3)
-        ends = (row.score, row.score - (row.difference - row.low), row.score + (row.high - row.difference))
-        return PlotPoint(x, tuple(100 * end for end in ends))
-
-    quality = "score (%; bars: 95 % interval of the difference)" if scored else "drafted tokens kept per round"
-    plot({row.label: point(row) for row in rows}, speed, quality, path)
+        y = (row.mean_accepted,) * 3
+        if scored:
+            ends = (row.score, row.score - (row.difference - row.low), row.score + (row.high - row.difference))
+            y = tuple(100 * end for end in ends)
+        bars = {f"{name}err": [[value - low], [high - value]] for name, (value, low, high) in (("x", x), ("y", y))}
+        axes.errorbar(
+            [x[0]], [y[0]], **bars, fmt=marker, color=f"C{i % 10}", ecolor=(0, 0, 0, 0.25), capsize=2, elinewidth=0.6,
+            label=row.label,
+        )  # fmt: skip
+    axes.set(
+        xlabel="tokens per second" if timed else "tokens per round",
+        ylabel="score (%; bars: 95 % interval of the difference)" if scored else "drafted tokens kept per round",
+    )
+    axes.margins(0.08)
+    axes.grid(alpha=0.3)
+    drawn.legend(loc="outside right upper", fontsize=8)
+    drawn.savefig(path, dpi=130)
