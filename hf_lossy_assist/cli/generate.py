@@ -13,11 +13,13 @@ from .. import enabled
 from ..drafting.vocabulary import same_tokenizer
 from ..errors import LossyValueError
 from ..evaluation.modes import DecodingMode, parse_modes
+from ..evaluation.requests import PromptList
 from ..generation.config import LossyConfig, head_users
 from ..generation.spelling import Spelling
+from ..tasks import Example
 from . import options
 from .console import Console
-from .models import LoadedModels, encode_conversation
+from .models import LoadedModels
 from .rendering import ConsoleStreamer, stats_table
 from .setup import DRAFTING, LOADING, SAMPLING, Setup
 
@@ -69,10 +71,13 @@ def generate(
     if example is not None:
         prompt = example.prompt
         screen.print(Text(prompt, style="dim"), soft_wrap=True)
-    if chat:
-        ids = encode_conversation(tokenizer, [{"role": "user", "content": prompt}])
-    else:
-        ids = loaded.read(prompt, as_question=pair is not None)
+    if chat and not tokenizer.chat_template:
+        raise LossyValueError(
+            f"`chat` needs a template, but the tokenizer of {tokenizer.name_or_path!r} has no chat template; use a "
+            "chat model, or leave it out"
+        )
+    turn = PromptList([prompt]).encode(Example(prompt, ""), tokenizer) if chat else None
+    ids = turn or loaded.read(prompt, as_question=pair is not None)
     with enabled(target):
         output = target.generate(
             input_ids=torch.tensor([ids], device=target.device),

@@ -179,17 +179,6 @@ class ModelOptions:
             return None  # such a draft shares the target's
 
 
-def encode_conversation(tokenizer: PreTrainedTokenizerBase, messages: Sequence[dict[str, str]]) -> list[int]:
-    """Return the token ids of messages in the chat template, with the prompt for an answer."""
-    if not tokenizer.chat_template:
-        raise LossyValueError(
-            f"the tokenizer of {tokenizer.name_or_path!r} has no chat template; use a chat model, or continue a text "
-            "by `lossy-assist generate` without `--chat`"
-        )
-    text = tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True)
-    return tokenizer(text, add_special_tokens=False)["input_ids"]
-
-
 def load_model(option: str, source: str, dtype: str | None, device: str) -> PreTrainedModel:
     where = {"device_map": "auto"} if device == "auto" else {}
     model = pretrained(option, source, AutoModelForCausalLM, dtype=dtype or "auto", **where)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -139,7 +139,10 @@ class AnswerStore:
         plan = json.loads(json.dumps(plan))
         if (self.folder / MANIFEST).exists():
             before = read_plan(self.folder)
-            refuse(self.folder, differences(before, plan, _KINDS))
+            found = changes(before, plan, sorted((before.keys() | plan.keys()) - _KINDS.keys()))
+            found += changes(before["modes"], plan["modes"], sorted(before["modes"].keys() & plan["modes"].keys()))
+            other = any(a != b for a, b in zip(before["problems"], plan["problems"], strict=False))
+            refuse(self.folder, [*found, *(["the problems are other ones"] if other else [])])
             plan["modes"] = {**before["modes"], **plan["modes"]}
             plan["problems"] = max(before["problems"], plan["problems"], key=len)
             plan["runs"] = before["runs"] + plan["runs"]
@@ -150,19 +153,7 @@ class AnswerStore:
         self.write(MANIFEST, plan)
 
 
-def differences(before: Mapping[str, Any], plan: Mapping[str, Any], free: Collection[str]) -> list[str]:
-    """Return what a plan changes of an earlier one, besides values named in ``free``, and modes and problems it adds.
-
-    Both are as JSON gives them.
-    """
-    found = changes(before, plan, sorted((before.keys() | plan.keys()) - {*free, "modes", "problems"}))
-    both = sorted(before["modes"].keys() & plan["modes"].keys())
-    found += changes(before["modes"], plan["modes"], both)
-    other = any(a != b for a, b in zip(before["problems"], plan["problems"], strict=False))
-    return [*found, *(["the problems are other ones"] if other else [])]
-
-
-def load_answers(folder: str | Path, argument: str = "folder") -> tuple[dict[str, Any], list[Answer]]:
+def load_answers(folder: str | Path) -> tuple[dict[str, Any], list[Answer]]:
     """Return the manifest and the answers of a folder that an evaluation has written, finished or not.
 
     Raises
@@ -170,7 +161,7 @@ def load_answers(folder: str | Path, argument: str = "folder") -> tuple[dict[str
     LossyValueError
         When the folder was not written by an evaluation.
     """
-    return read_plan(Path(folder), argument), _answers(Path(folder))
+    return read_plan(Path(folder)), _answers(Path(folder))
 
 
 def read_plan(folder: Path, argument: str = "folder") -> dict[str, Any]:
