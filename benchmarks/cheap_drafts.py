@@ -22,7 +22,7 @@ from hf_lossy_assist.cli.console import limit_threads, progress
 from hf_lossy_assist.cli.models import LoadedModels, ModelOptions
 from hf_lossy_assist.cli.options import Threads
 from hf_lossy_assist.compat import CACHE
-from hf_lossy_assist.evaluation import records
+from hf_lossy_assist.evaluation import meters
 from hf_lossy_assist.evaluation.tables import table
 
 CONTEXT, FORWARDS, BATCH = 150, 15, 16
@@ -58,7 +58,7 @@ def main(
         same, overlap = (sum(part[label][i] for _, part in found) / positions for i in (0, 1))
         rows.append([label, f"{1e3 * times[label]:.1f}", f"{100 * same:.1f} %", f"{overlap:.3f}"])
     screen.print(table(rows, COLUMNS, f"{pair}, {positions} tokens of the target's own text"))
-    screen.print(records.provenance(loaded.target.device, threads=torch.get_num_threads()))
+    screen.print(meters.provenance(loaded.target.device, threads=torch.get_num_threads()))
 
 
 def make_drafts(loaded: LoadedModels, corpus: Path, sizes: list[int]) -> dict[str, PreTrainedModel]:

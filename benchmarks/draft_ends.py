@@ -23,14 +23,15 @@ from hf_lossy_assist.acceptors import Acceptor
 from hf_lossy_assist.cli.console import limit_threads
 from hf_lossy_assist.drafting.draft_ends import DEFAULT_NUM_TOKENS, LONGEST
 from hf_lossy_assist.evaluation.advice.advising import GAMMAS
-from hf_lossy_assist.evaluation.advice.laws import Laws
 from hf_lossy_assist.evaluation.advice.replay import Walk, greedy, rounds
+from hf_lossy_assist.evaluation.advice.text_logits import TextLogits
+from hf_lossy_assist.evaluation.answers import read_plan
 from hf_lossy_assist.evaluation.costs import Costs
 from hf_lossy_assist.evaluation.modes import parse_modes
 from hf_lossy_assist.evaluation.quality import times_as_fast
 from hf_lossy_assist.evaluation.tables import interval, table
 from hf_lossy_assist.generation.config import LossyConfig
-from hf_lossy_assist.store.folder import append_lines, read_lines, read_manifest
+from hf_lossy_assist.store.folder import append_lines, read_lines
 
 ENDS = (0.7, 0.5, 0.4, 0.3, 0.2, 0.15, 0.1, 0.05, 0.02)
 RULES = (
@@ -59,13 +60,14 @@ def main(
 
 def replayed(folder: Path, found: Mapping[str, Any], rules: str) -> Iterator[dict[str, Any]]:
     """Yield the answers' tokens and the costs of steps, and then each rule's seconds with each end of drafts."""
-    plan = read_manifest(folder, "advise", {"max_new_tokens": int})
-    texts = [load(path.read_bytes()) for path in sorted(folder.glob("*-laws.safetensors"))]
-    laws, sampled = Laws.of(texts, plan["max_new_tokens"]), plan["temperature"] is not None
+    plan = read_plan(folder)
+    temperature = plan["modes"][plan["reference"]]["temperature"]
+    texts = [load(path.read_bytes()) for path in sorted(folder.glob("*-logits.safetensors"))]
+    laws, sampled = TextLogits.of(texts, plan["max_new_tokens"]), temperature is not None
     yield {"tokens": laws.lengths.tolist(), "costs": {name: found[name] for name in ("draft", "target")}}
     costs = Costs((1,), (0.0,), (0.0,), (found["draft"],), {int(n): (s,) for n, s in found["target"].items()})
     settings = [*((gamma, 0.0) for gamma in GAMMAS), *((LONGEST, end) for end in ENDS)]
-    for mode in parse_modes(rules, None, plan["temperature"]):
+    for mode in parse_modes(rules, None, temperature):
         rule = LossyConfig.from_fields(mode.rule, dict(mode.settings)).rule
         walk = walker(rule, laws, sampled)
         for gamma, end in settings:
@@ -74,7 +76,7 @@ def replayed(folder: Path, found: Mapping[str, Any], rules: str) -> Iterator[dic
             yield {**row, "seconds": [float(f"{x:.4g}") for x in seconds]}
 
 
-def walker(rule: Acceptor, laws: Laws, sampled: bool) -> Callable[[int, float], Walk]:
+def walker(rule: Acceptor, laws: TextLogits, sampled: bool) -> Callable[[int, float], Walk]:
     if sampled or rule.reads_draft:
         return lambda gamma, end: rounds(rule, laws, gamma, sampled, end)
     alone = greedy(rule, laws)

@@ -22,7 +22,7 @@ from hf_lossy_assist.cli.mine import SETTINGS
 from hf_lossy_assist.cli.options import Assistant, Dtype, PairName, Settings, Target, TaskData, read_set
 from hf_lossy_assist.cli.setup import Setup
 from hf_lossy_assist.errors import LossyValueError
-from hf_lossy_assist.evaluation.records import provenance
+from hf_lossy_assist.evaluation.meters import provenance
 from hf_lossy_assist.store.folder import append_lines
 from hf_lossy_assist.tasks import Task
 from hf_lossy_assist.training.judge_labels import JudgeMiner

@@ -20,7 +20,7 @@ from benchmarks import PairName, command, numbers
 from hf_lossy_assist.cli.console import limit_threads, progress
 from hf_lossy_assist.cli.models import LoadedModels, ModelOptions
 from hf_lossy_assist.cli.options import Threads
-from hf_lossy_assist.evaluation.advice.advising import Advising
+from hf_lossy_assist.evaluation.advice.advising import Advising, target_alone
 from hf_lossy_assist.evaluation.modes import usual_modes
 from hf_lossy_assist.evaluation.quality import interval_of_sums
 from hf_lossy_assist.evaluation.requests import batches_of, run_request
@@ -72,9 +72,8 @@ def cells(
     prompts, limit = loaded.encode(loaded.task.examples("test", count)), loaded.task.max_new_tokens
     names = [mode.label for mode in usual_modes({}, 5, temperature) if mode.label != "dropmatch"]
     spelt = modes or ",".join([*names, MORE])
-    advising = Advising(
-        loaded.models, loaded.tokenizer, prompts, spelt, tuple(gammas), limit, temperature=temperature, track=bar.track
-    )
+    answers = target_alone(loaded.models, loaded.tokenizer, loaded.task, limit=count, temperature=temperature)
+    advising = Advising(answers, spelt, tuple(gammas), track=bar.track)
     sampled = temperature is not None
     own = [(mode, rule) for mode, rule in advising.rules if mode.label == "lossless" or not rule.is_lossless(sampled)]
     for mode, rule in bar.track(own, description="drawn" if temperature else "greedy"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.draft_ends import ENDS, replayed, summary
-from hf_lossy_assist.evaluation.advice.advising import GAMMAS, Advising
+from hf_lossy_assist.evaluation.advice.advising import GAMMAS, Advising, target_alone
 from hf_lossy_assist.evaluation.modes import DecodingMode, Models
 from hf_lossy_assist.evaluation.requests import batches_of, run_request
 
@@ -33,7 +33,7 @@ def test_what_is_best_for_an_answer_is_chosen_on_others():
 
 def test_seconds_are_those_of_the_loop_s_rounds(models: Models, tokenizer, tmp_path):
     prompts = [[1, 5, 9], [1, 7, 3, 3, 8]]
-    Advising(models, tokenizer, prompts, "topk", max_new_tokens=20, guard=0, out=tmp_path).run()
+    Advising(target_alone(models, tokenizer, prompts, max_new_tokens=20), "topk", guard=0, out=tmp_path).run()
     costs = {"draft": 0.0, "target": {"1": 1.0, "33": 1.0}}  # a round takes a second
     first, *rows = replayed(tmp_path, costs, "lossless,regret")
     assert first == {"tokens": [20, 20], "costs": costs}

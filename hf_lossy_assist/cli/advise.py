@@ -2,34 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
-from pathlib import Path
 from typing import Annotated
 
 from ..evaluation.advice.advice import DRAFT_COST
 from ..evaluation.advice.advising import advise as advice_on
-from ..evaluation.answers import answers_of, load_answers, problem_sum
-from ..heads import ModelIdentity
+from . import options
 from .console import Console, progress
-from .options import (
-    Assistant,
-    Data,
-    DraftDtype,
-    Dtype,
-    HeadSources,
-    Limit,
-    OutFolder,
-    PairName,
-    Sample,
-    Settings,
-    Target,
-    TaskName,
-    numbers,
-    of_decoding,
-    of_output,
-    of_prompts,
-    read_set,
-)
 from .setup import CHOOSING, LOADING, LONGEST, Setup
 
 SETTINGS = {
@@ -38,32 +16,31 @@ SETTINGS = {
 
 
 def advise(
-    pair: PairName = None,
-    model: Target = None,
-    assistant: Assistant = None,
-    head: HeadSources = None,
-    dtype: Dtype = None,
-    draft_dtype: DraftDtype = None,
-    task: TaskName = None,
-    data: Data = None,
-    limit: Limit = 12,
-    answers: Annotated[
-        Path | None, of_prompts(help="A folder of evaluate whose texts of plain or lossless are the answers.")
-    ] = None,
+    pair: options.PairName = None,
+    model: options.Target = None,
+    assistant: options.Assistant = None,
+    head: options.HeadSources = None,
+    dtype: options.Dtype = None,
+    draft_dtype: options.DraftDtype = None,
+    task: options.TaskName = None,
+    data: options.Data = None,
+    limit: options.Limit = 12,
     modes: Annotated[
         str | None,
-        of_decoding(metavar="MODE,…", help="Rules with settings, as for evaluate; the usual ones by default."),
+        options.of_decoding(metavar="MODE,…", help="Rules with settings, as for evaluate; the usual ones by default."),
     ] = None,
     gammas: Annotated[
-        str | None, of_decoding(metavar="N,…", help="Draft lengths to show; each rule's best by default.")
+        str | None, options.of_decoding(metavar="N,…", help="Draft lengths to show; each rule's best by default.")
     ] = None,
-    sample: Sample = False,
+    sample: options.Sample = False,
     draft_cost: Annotated[
         str | None,
-        of_output(metavar="C,…", help="Tables for other hardware: a drafted token's time, as a share of a token's."),
+        options.of_output(
+            metavar="C,…", help="Tables for other hardware: a drafted token's time, as a share of a token's."
+        ),
     ] = None,
-    out: OutFolder = None,
-    settings: Settings = None,
+    out: options.OutFolder = None,
+    settings: options.Settings = None,
 ) -> None:
     """Predict what each rule brings: tokens per call, speed here, and how far it leaves the target.
 
@@ -71,26 +48,18 @@ def advise(
     prompts, as a check. Without --modes, the usual rules are compared, and without --gammas each with its best draft
     length.
     """
-    given = read_set(settings, SETTINGS)
+    given = options.read_set(settings, SETTINGS)
     setup = Setup.of(pair, model, assistant, dtype, draft_dtype, given, head=head, task=task, data=data, sample=sample)
-    lengths, shares = numbers("--gammas", gammas, int), numbers("--draft-cost", draft_cost, float)
+    lengths, shares = options.numbers("--gammas", gammas, int), options.numbers("--draft-cost", draft_cost, float)
     for share in shares:
         DRAFT_COST.check("--draft-cost", share)
-    if answers is not None:
-        load_answers(answers, "answers")  # a folder that can't be read is refused before models are loaded
     loaded, screen = setup.load(), Console()
-    examples = loaded.task.examples(setup.split, limit)
-    prompts, texts = loaded.encode(examples), {}
-    if answers is not None:
-        problems = [problem_sum(ids, example.answer) for ids, example in zip(prompts, examples, strict=True)]
-        plan = {"target": asdict(ModelIdentity.of(loaded.target)), "problems": problems}
-        texts = answers_of(answers, {**plan, "temperature": setup.temperature, "top_p": setup.top_p})
     with progress(screen) as bar:
         advice = advice_on(
-            loaded.target, loaded.draft, loaded.tokenizer, prompts, modes=modes, gammas=lengths,
-            max_new_tokens=given.get("max_new_tokens", loaded.task.max_new_tokens), ends=loaded.task.ends,
-            heads=loaded.heads, temperature=setup.temperature, top_p=setup.top_p, tune=given.get("tune", False),
-            seed=setup.seed, out=out, answers=texts, track=bar.track,
+            loaded.target, loaded.draft, loaded.tokenizer, loaded.task, modes=modes, gammas=lengths, limit=limit,
+            split=setup.split, max_new_tokens=given.get("max_new_tokens"), heads=loaded.heads,
+            temperature=setup.temperature, top_p=setup.top_p, tune=given.get("tune", False), seed=setup.seed, out=out,
+            measure="task" if setup.is_scored else None, track=bar.track,
         )  # fmt: skip
     screen.print("\n".join(advice.said), highlight=False)
     screen.print(advice.table())

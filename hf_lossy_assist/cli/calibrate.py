@@ -20,25 +20,8 @@ from ..evaluation.tables import Column, NumberTable, number, table
 from ..generation.certificate import Certificate
 from ..generation.spelling import FORM, split
 from ..store.process import this_process
+from . import options
 from .console import Console, progress
-from .options import (
-    Assistant,
-    Data,
-    DraftDtype,
-    Dtype,
-    Engine,
-    HeadSources,
-    Limit,
-    PairName,
-    Sample,
-    Settings,
-    Target,
-    TaskName,
-    of_decoding,
-    of_output,
-    of_prompts,
-    read_set,
-)
 from .setup import CHOOSING, DRAFTING, LOADING, LONGEST, Setup
 
 LIMITS = {
@@ -52,27 +35,28 @@ SETTINGS = {key: words for key, words in (LOADING | CHOOSING | DRAFTING | LIMITS
 
 def calibrate(
     *,
-    pair: PairName = None,
-    model: Target = None,
-    assistant: Assistant = None,
-    head: HeadSources = None,
-    dtype: Dtype = None,
-    draft_dtype: DraftDtype = None,
-    task: TaskName = None,
-    data: Data = None,
-    limit: Limit = 5000,
+    pair: options.PairName = None,
+    model: options.Target = None,
+    assistant: options.Assistant = None,
+    head: options.HeadSources = None,
+    dtype: options.Dtype = None,
+    draft_dtype: options.DraftDtype = None,
+    task: options.TaskName = None,
+    data: options.Data = None,
+    limit: options.Limit = 5000,
     answers: Annotated[
         Path | None,
-        of_prompts("--from", help="A folder that `evaluate` has written; nothing is generated."),
+        options.of_prompts("--from", help="A folder that `evaluate` has written; nothing is generated."),
     ] = None,
     modes: Annotated[
-        str | None, of_decoding(metavar="MODE,…", help=f"Settings, for each rule from cautious to bold: {FORM}.")
+        str | None,
+        options.of_decoding(metavar="MODE,…", help=f"Settings, for each rule from cautious to bold: {FORM}."),
     ] = None,
-    sample: Sample = False,
-    engine: Engine = "hf",
-    max_loss: Annotated[float, of_output(help="Points of the score that may be lost on average.")] = 1.0,
-    out: Annotated[Path, of_output(help="Folder for the certificate and the generation configuration.")],
-    settings: Settings = None,
+    sample: options.Sample = False,
+    engine: options.Engine = "hf",
+    max_loss: Annotated[float, options.of_output(help="Points of the score that may be lost on average.")] = 1.0,
+    out: Annotated[Path, options.of_output(help="Folder for the certificate and the generation configuration.")],
+    settings: options.Settings = None,
 ) -> None:
     """Certify the fastest setting that loses at most so many points of a task's score.
 
@@ -81,7 +65,7 @@ def calibrate(
     generation_config.json, which `--mode OUT` and `GenerationConfig.from_pretrained(OUT)` read. The exit status is 1
     if no setting is certified.
     """
-    given = read_set(settings, SETTINGS)
+    given = options.read_set(settings, SETTINGS)
     setup = Setup.of(
         pair, model, assistant, dtype, draft_dtype, given, head=head, task=task, data=data, sample=sample,
         engine=engine,

@@ -16,9 +16,8 @@ from ..evaluation.answers import by_mode
 from ..evaluation.evaluation import Evaluation
 from ..evaluation.modes import Models, parse_modes
 from ..evaluation.requests import batches_of, run_request
-from ..evaluation.result import EvaluationResult
+from ..evaluation.result import EvaluationResult, points, score_table
 from ..evaluation.tables import interval
-from ..evaluation.views import points, score_table
 from .console import Console, limit_threads, progress
 from .options import of_models, of_prompts
 from .rendering import marked, traced_text

@@ -9,26 +9,8 @@ import typer
 from ..errors import LossyValueError
 from ..evaluation.evaluate import evaluate as measured
 from ..store.process import this_process
+from . import options
 from .console import Console, progress
-from .options import (
-    Assistant,
-    BatchSize,
-    Data,
-    DraftDtype,
-    Dtype,
-    Engine,
-    HeadSources,
-    Limit,
-    MaxNewTokens,
-    Modes,
-    OutFolder,
-    PairName,
-    Sample,
-    Settings,
-    Target,
-    TaskName,
-    read_set,
-)
 from .setup import CHOOSING, DRAFTING, LOADING, Setup
 
 MEASURING = {
@@ -44,22 +26,22 @@ SETTINGS = LOADING | CHOOSING | DRAFTING | MEASURING
 
 def evaluate(
     context: typer.Context,
-    pair: PairName = None,
-    model: Target = None,
-    assistant: Assistant = None,
-    head: HeadSources = None,
-    dtype: Dtype = None,
-    draft_dtype: DraftDtype = None,
-    task: TaskName = None,
-    data: Data = None,
-    limit: Limit = 100,
-    batch_size: BatchSize = 1,
-    modes: Modes = "plain,lossless,min_p,regret",
-    sample: Sample = False,
-    max_new_tokens: MaxNewTokens = None,
-    engine: Engine = "hf",
-    out: OutFolder = None,
-    settings: Settings = None,
+    pair: options.PairName = None,
+    model: options.Target = None,
+    assistant: options.Assistant = None,
+    head: options.HeadSources = None,
+    dtype: options.Dtype = None,
+    draft_dtype: options.DraftDtype = None,
+    task: options.TaskName = None,
+    data: options.Data = None,
+    limit: options.Limit = 100,
+    batch_size: options.BatchSize = 1,
+    modes: options.Modes = "plain,lossless,min_p,regret",
+    sample: options.Sample = False,
+    max_new_tokens: options.MaxNewTokens = None,
+    engine: options.Engine = "hf",
+    out: options.OutFolder = None,
+    settings: options.Settings = None,
 ) -> None:
     """Let every mode answer the same prompts: scores with paired differences, tokens kept, speed, and stages.
 
@@ -67,7 +49,7 @@ def evaluate(
     and mode), summary.json and plot.png. `accelerate launch -m hf_lossy_assist evaluate …` splits the prompts over
     processes.
     """
-    given = read_set(settings, SETTINGS)
+    given = options.read_set(settings, SETTINGS)
     setup = Setup.of(
         pair, model, assistant, dtype, draft_dtype, given, head=head, task=task, data=data, sample=sample,
         engine=engine,

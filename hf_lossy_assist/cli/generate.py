@@ -13,26 +13,13 @@ from .. import enabled
 from ..drafting.vocabulary import same_tokenizer
 from ..errors import LossyValueError
 from ..evaluation.modes import DecodingMode, parse_modes
+from ..evaluation.requests import PromptList
 from ..generation.config import LossyConfig, head_users
 from ..generation.spelling import Spelling
+from ..tasks import Example
+from . import options
 from .console import Console
-from .models import LoadedModels, encode_conversation
-from .options import (
-    Assistant,
-    DraftDtype,
-    Dtype,
-    HeadSources,
-    MaxNewTokens,
-    Mode,
-    PairName,
-    PromptText,
-    Sample,
-    Settings,
-    Target,
-    of_output,
-    of_prompts,
-    read_set,
-)
+from .models import LoadedModels
 from .rendering import ConsoleStreamer, stats_table
 from .setup import DRAFTING, LOADING, SAMPLING, Setup
 
@@ -46,27 +33,27 @@ SETTINGS = (
 
 
 def generate(
-    prompt: PromptText = None,
-    pair: PairName = None,
-    model: Target = None,
-    assistant: Assistant = None,
-    head: HeadSources = None,
-    dtype: Dtype = None,
-    draft_dtype: DraftDtype = None,
+    prompt: options.PromptText = None,
+    pair: options.PairName = None,
+    model: options.Target = None,
+    assistant: options.Assistant = None,
+    head: options.HeadSources = None,
+    dtype: options.Dtype = None,
+    draft_dtype: options.DraftDtype = None,
     chat: Annotated[
-        bool, of_prompts("--chat", help="Put the prompt into the chat template as a user's message.")
+        bool, options.of_prompts("--chat", help="Put the prompt into the chat template as a user's message.")
     ] = False,
-    mode: Mode = "lossless",
-    sample: Sample = False,
-    max_new_tokens: MaxNewTokens = 160,
-    stats: Annotated[bool, of_output("--stats", help="Print the statistics.")] = False,
+    mode: options.Mode = "lossless",
+    sample: options.Sample = False,
+    max_new_tokens: options.MaxNewTokens = 160,
+    stats: Annotated[bool, options.of_output("--stats", help="Print the statistics.")] = False,
     show_acceptance: Annotated[
-        bool, of_output("--show-acceptance", help="Mark tokens kept only by a lossy rule.")
+        bool, options.of_output("--show-acceptance", help="Mark tokens kept only by a lossy rule.")
     ] = False,
-    settings: Settings = None,
+    settings: options.Settings = None,
 ) -> None:
     """Continue a prompt with a drafter and an acceptance rule, streaming."""
-    given = read_set(settings, SETTINGS)
+    given = options.read_set(settings, SETTINGS)
     setup = Setup.of(pair, model, assistant, dtype, draft_dtype, given, head=head, sample=sample)
     setup.models.check({"PROMPT": prompt})
     decoding = one_mode(mode, setup)
@@ -84,10 +71,13 @@ def generate(
     if example is not None:
         prompt = example.prompt
         screen.print(Text(prompt, style="dim"), soft_wrap=True)
-    if chat:
-        ids = encode_conversation(tokenizer, [{"role": "user", "content": prompt}])
-    else:
-        ids = loaded.read(prompt, as_question=pair is not None)
+    if chat and not tokenizer.chat_template:
+        raise LossyValueError(
+            f"`chat` needs a template, but the tokenizer of {tokenizer.name_or_path!r} has no chat template; use a "
+            "chat model, or leave it out"
+        )
+    turn = PromptList([prompt]).encode(Example(prompt, ""), tokenizer) if chat else None
+    ids = turn or loaded.read(prompt, as_question=pair is not None)
     with enabled(target):
         output = target.generate(
             input_ids=torch.tensor([ids], device=target.device),

@@ -9,22 +9,8 @@ from typing import Annotated
 from ..errors import LossyValueError
 from ..evaluation.requests import batches_of
 from ..evaluation.side_by_side import compare
+from . import options
 from .console import Console
-from .options import (
-    Assistant,
-    DraftDtype,
-    Dtype,
-    HeadSources,
-    MaxNewTokens,
-    Modes,
-    PairName,
-    PromptText,
-    Sample,
-    Settings,
-    Target,
-    of_output,
-    read_set,
-)
 from .setup import LOADING, SAMPLING, Setup
 
 GAMMA = 8
@@ -36,27 +22,29 @@ SETTINGS = LOADING | {
 
 
 def inspect(
-    prompt: PromptText = None,
+    prompt: options.PromptText = None,
     *,
-    pair: PairName = None,
-    model: Target = None,
-    assistant: Assistant = None,
-    head: HeadSources = None,
-    dtype: Dtype = None,
-    draft_dtype: DraftDtype = None,
-    modes: Modes = "lossless,min_p",
-    sample: Sample = False,
-    max_new_tokens: MaxNewTokens = 160,
-    out: Annotated[Path, of_output(metavar="FILE", help="The HTML file to write.")],
-    overwrite: Annotated[bool, of_output("--overwrite", help="Write FILE although it is there already.")] = False,
-    settings: Settings = None,
+    pair: options.PairName = None,
+    model: options.Target = None,
+    assistant: options.Assistant = None,
+    head: options.HeadSources = None,
+    dtype: options.Dtype = None,
+    draft_dtype: options.DraftDtype = None,
+    modes: options.Modes = "lossless,min_p",
+    sample: options.Sample = False,
+    max_new_tokens: options.MaxNewTokens = 160,
+    out: Annotated[Path, options.of_output(metavar="FILE", help="The HTML file to write.")],
+    overwrite: Annotated[
+        bool, options.of_output("--overwrite", help="Write FILE although it is there already.")
+    ] = False,
+    settings: options.Settings = None,
 ) -> None:
     """Write a page of the text with every token's status: kept, kept only by a lossy rule, corrected, or unverified.
 
     Point at a token, or reach it by the Tab key, to see its probabilities under target and draft, the target's
     likeliest tokens, and the values that the rule compared. The page works offline.
     """
-    given = {"gamma": GAMMA} | read_set(settings, SETTINGS)
+    given = {"gamma": GAMMA} | options.read_set(settings, SETTINGS)
     setup = Setup.of(pair, model, assistant, dtype, draft_dtype, given, head=head, sample=sample)
     if not out.parent.is_dir() or out.is_dir():
         raise LossyValueError(f"`--out` has to be a file in an existing folder, but is {str(out)!r}")

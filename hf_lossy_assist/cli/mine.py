@@ -16,24 +16,8 @@ from rich.table import Column, Table
 from ..errors import LossyValueError
 from ..store.process import this_process
 from ..tasks.api_model import ApiModel
+from . import options
 from .console import Console, progress
-from .options import (
-    Assistant,
-    BatchSize,
-    Dtype,
-    Limit,
-    MaxNewTokens,
-    PairName,
-    Sample,
-    Settings,
-    Target,
-    TaskData,
-    TaskName,
-    of_decoding,
-    of_models,
-    of_output,
-    read_set,
-)
 from .setup import CHOOSING, LOADING, Setup
 
 if TYPE_CHECKING:
@@ -62,36 +46,38 @@ COMMAND_OPTIONS = {"epilog": LABELS}
 
 def mine(
     *,
-    pair: PairName = None,
-    model: Target = None,
-    assistant: Assistant = None,
+    pair: options.PairName = None,
+    model: options.Target = None,
+    assistant: options.Assistant = None,
     target_api: Annotated[
         str | None,
-        of_models(metavar="URL#NAME", help="The target NAME is at this OpenAI-compatible API, …/v1."),
+        options.of_models(metavar="URL#NAME", help="The target NAME is at this OpenAI-compatible API, …/v1."),
     ] = None,
-    dtype: Dtype = None,
-    task: TaskName = None,
-    data: TaskData = None,
-    limit: Limit = 1000,
-    labels: Annotated[str, of_decoding(metavar="KIND[:KEY=VALUE…]", help="judge, self or ratio; see below.")] = "judge",
-    batch_size: BatchSize = 32,
-    max_new_tokens: MaxNewTokens = 160,
-    sample: Sample = False,
-    out: Annotated[Path, of_output(help="Folder for the labels; the same one continues an interrupted run.")],
-    settings: Settings = None,
+    dtype: options.Dtype = None,
+    task: options.TaskName = None,
+    data: options.TaskData = None,
+    limit: options.Limit = 1000,
+    labels: Annotated[
+        str, options.of_decoding(metavar="KIND[:KEY=VALUE…]", help="judge, self or ratio; see below.")
+    ] = "judge",
+    batch_size: options.BatchSize = 32,
+    max_new_tokens: options.MaxNewTokens = 160,
+    sample: options.Sample = False,
+    out: Annotated[Path, options.of_output(help="Folder for the labels; the same one continues an interrupted run.")],
+    settings: options.Settings = None,
 ) -> None:
     """Find out which tokens of a draft change the answer, and store them with the models' hidden states.
 
     Interrupted runs continue when the command is repeated. With `accelerate launch -m hf_lossy_assist mine …` the
     prompts are split over the processes.
     """
-    from ..evaluation.records import provenance
+    from ..evaluation.meters import provenance
     from ..store.shards import prompt_rows
     from ..training.labelling import Labelling
     from ..training.labelling import mine as run
     from ..training.labels import read_labels
 
-    given, process, screen = read_set(settings, SETTINGS), this_process(), Console()
+    given, process, screen = options.read_set(settings, SETTINGS), this_process(), Console()
     kind = read_labels(labels)
     setup = Setup.of(
         pair, model, assistant, dtype, None, given, task=task, data=data, split=given.get("split"),

@@ -24,13 +24,13 @@ from ..drafting.eagle3 import Eagle3
 from ..drafting.eagle3_config import Eagle3Config
 from ..errors import LossyValueError
 from ..evaluation.modes import Models
+from ..evaluation.requests import PromptList
 from ..heads import Head, ModelIdentity
 from ..heads.head import load_head
 from ..models.prepacked import prepack
 from ..models.quantised import quantize_draft
 from ..store.process import this_process
 from ..tasks import Example, Task
-from ..tasks.plain_prompts import Prompts
 from ..values import check_name
 from .console import limit_threads
 
@@ -49,15 +49,6 @@ STORY_OPENINGS = (
 """Prompts for models without a task."""
 
 
-class Openings(Prompts):
-    """Texts to continue, without right answers."""
-
-    splits = ("test",)
-
-    def __init__(self) -> None:
-        self._by_split = {"test": [Example(text, "") for text in STORY_OPENINGS]}
-
-
 # The bundled pair answers this problem right by its usual rules, and `dropmatch` in fewer rounds than `lossless`.
 _SHOWN = {"arithmetic": 18}
 
@@ -69,7 +60,7 @@ class LoadedModels:
     target: PreTrainedModel | None  # None if it is behind an API only
     draft: PreTrainedModel | Eagle3 | None
     tokenizer: PreTrainedTokenizerBase
-    task: Task = field(default_factory=Openings)
+    task: Task = field(default_factory=lambda: PromptList(STORY_OPENINGS))
     heads: Mapping[str, Head] = field(default_factory=dict)  # by the rule that uses them
     draft_tokenizer: PreTrainedTokenizerBase | None = None  # if the draft has its own
 
@@ -161,7 +152,7 @@ class ModelOptions:
                 None if self.model is None else load_model("--model", self.model, self.dtype, device),
                 None if self.assistant is None else load_draft("--assistant", self.assistant, self.dtype, device),
                 pretrained("--model", self.model or self.assistant, AutoTokenizer),
-                task or Openings(),
+                task or PromptList(STORY_OPENINGS),
                 draft_tokenizer=self._draft_tokenizer(),
             )
         one = "cpu" if device == "auto" else device
@@ -176,7 +167,7 @@ class ModelOptions:
             tokenizer = self._draft_tokenizer()
         if self.prompt_lookup is not None:
             draft = None
-        task = task or pair.task or Openings()
+        task = task or pair.task or PromptList(STORY_OPENINGS)
         return LoadedModels(pair.target, draft, pair.tokenizer, task, heads, draft_tokenizer=tokenizer)
 
     def _draft_tokenizer(self) -> PreTrainedTokenizerBase | None:
@@ -186,17 +177,6 @@ class ModelOptions:
             return None if self.assistant is None else AutoTokenizer.from_pretrained(self.assistant)
         except (OSError, ValueError):
             return None  # such a draft shares the target's
-
-
-def encode_conversation(tokenizer: PreTrainedTokenizerBase, messages: Sequence[dict[str, str]]) -> list[int]:
-    """Return the token ids of messages in the chat template, with the prompt for an answer."""
-    if not tokenizer.chat_template:
-        raise LossyValueError(
-            f"the tokenizer of {tokenizer.name_or_path!r} has no chat template; use a chat model, or continue a text "
-            "by `lossy-assist generate` without `--chat`"
-        )
-    text = tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True)
-    return tokenizer(text, add_special_tokens=False)["input_ids"]
 
 
 def load_model(option: str, source: str, dtype: str | None, device: str) -> PreTrainedModel:

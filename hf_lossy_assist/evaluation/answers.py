@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-import zlib
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -70,15 +69,17 @@ class Answer(Checked):
     repeats: tuple[float, ...] = ()  # the seconds of each call, if there were several
     joules: _SECONDS = None  # of a call, shared like its seconds, where the GPU's energy is counted
     stages: Stages | None = None  # of one more call; beside the first answer of a batch
+    ids: tuple[int, ...] = ()  # its tokens, where those of the text are others
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> Answer:
         """Return the answer that a line has."""
-        repeats, stages = values.get("repeats", []), values.get("stages")
-        _LISTED.check("repeats", repeats)
+        lists, stages = {name: values.get(name, []) for name in ("repeats", "ids")}, values.get("stages")
+        for name, numbers in lists.items():
+            _LISTED.check(name, numbers)
         _PARTS.check("stages", stages)
-        own = {"repeats": tuple(repeats), "stages": None if stages is None else Stages(**stages)}
-        return cls(**{**values, **own})
+        own = {name: tuple(numbers) for name, numbers in lists.items()}
+        return cls(**{**values, **own, "stages": None if stages is None else Stages(**stages)})
 
 
 def by_mode(answers: Iterable[Answer]) -> dict[str, dict[int, Answer]]:
@@ -137,8 +138,11 @@ class AnswerStore:
     def _agree(self, plan: dict[str, Any]) -> None:
         plan = json.loads(json.dumps(plan))
         if (self.folder / MANIFEST).exists():
-            before = read_manifest(self.folder, "evaluate", _KINDS)
-            refuse(self.folder, differences(before, plan, _KINDS))
+            before = read_plan(self.folder)
+            found = changes(before, plan, sorted((before.keys() | plan.keys()) - _KINDS.keys()))
+            found += changes(before["modes"], plan["modes"], sorted(before["modes"].keys() & plan["modes"].keys()))
+            other = any(a != b for a, b in zip(before["problems"], plan["problems"], strict=False))
+            refuse(self.folder, [*found, *(["the problems are other ones"] if other else [])])
             plan["modes"] = {**before["modes"], **plan["modes"]}
             plan["problems"] = max(before["problems"], plan["problems"], key=len)
             plan["runs"] = before["runs"] + plan["runs"]
@@ -149,19 +153,7 @@ class AnswerStore:
         self.write(MANIFEST, plan)
 
 
-def differences(before: Mapping[str, Any], plan: Mapping[str, Any], free: Collection[str]) -> list[str]:
-    """Return what a plan changes of an earlier one, besides values named in ``free``, and modes and problems it adds.
-
-    Both are as JSON gives them.
-    """
-    found = changes(before, plan, sorted((before.keys() | plan.keys()) - {*free, "modes", "problems"}))
-    both = sorted(before["modes"].keys() & plan["modes"].keys())
-    found += changes(before["modes"], plan["modes"], both)
-    other = any(a != b for a, b in zip(before["problems"], plan["problems"], strict=False))
-    return [*found, *(["the problems are other ones"] if other else [])]
-
-
-def load_answers(folder: str | Path, argument: str = "folder") -> tuple[dict[str, Any], list[Answer]]:
+def load_answers(folder: str | Path) -> tuple[dict[str, Any], list[Answer]]:
     """Return the manifest and the answers of a folder that an evaluation has written, finished or not.
 
     Raises
@@ -169,40 +161,12 @@ def load_answers(folder: str | Path, argument: str = "folder") -> tuple[dict[str
     LossyValueError
         When the folder was not written by an evaluation.
     """
-    return read_manifest(Path(folder), "evaluate", _KINDS, argument), _answers(Path(folder))
+    return read_plan(Path(folder)), _answers(Path(folder))
 
 
-def problem_sum(prompt: Sequence[int], answer: str) -> int:
-    """Return a hash of a problem's rendered prompt and answer."""
-    return zlib.crc32(f"{list(prompt)}\0{answer}".encode())
-
-
-def answers_of(folder: Path, plan: Mapping[str, Any]) -> dict[int, Answer]:
-    """Return the target's answers by the number of their problems, from a folder of ``evaluate``.
-
-    ``plan`` says what they have to be: their ``target``, ``problems``, ``temperature`` and ``top_p``.
-
-    Raises
-    ------
-    LossyValueError
-        When the folder has none, checksums in the place of texts, or answers of another target or to other problems.
-    """
-    manifest, answers = load_answers(folder, "answers")
-    modes = by_mode(answers)
-    label = next((label for label in ("plain", "lossless") if label in modes), "")
-    if not label or any(answer.text.startswith("crc32:") for answer in modes[label].values()):
-        raise LossyValueError(
-            f"`answers` has to be a folder of `lossy-assist evaluate` with texts of the modes plain or lossless, but "
-            f"{str(folder)!r} has none; leave it out, and the target answers"
-        )
-    made = {**manifest["modes"].get(label, {}), "target": manifest.get("target"), "problems": manifest["problems"]}
-    before, wanted = {"modes": {}, "top_p": 1.0, **made}, {"modes": {}, **json.loads(json.dumps(plan))}
-    if found := differences(before, wanted, made.keys() - wanted.keys()):
-        raise LossyValueError(
-            f"`answers` has to be a folder of this target's answers to these prompts, but in {str(folder)!r} "
-            f"{'; '.join(found)}; leave it out, and the target answers"
-        )
-    return modes[label]
+def read_plan(folder: Path, argument: str = "folder") -> dict[str, Any]:
+    """Return the manifest of a folder that an evaluation has written."""
+    return read_manifest(folder, "evaluate", _KINDS, argument)
 
 
 def _answers(folder: Path) -> list[Answer]:

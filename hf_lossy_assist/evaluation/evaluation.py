@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from itertools import product
@@ -19,18 +20,17 @@ from ..compat import ending_tokens
 from ..drafting.vocabulary import kept_tokens
 from ..errors import LossyValueError
 from ..generation.enabling import enabled
-from ..heads import Head, ModelIdentity
+from ..heads import ModelIdentity
 from ..models.prepacked import is_prepacked
 from ..models.quantised import dtype_of
 from ..store.process import Process
 from ..tasks import Example, Task
 from ..values import bounded
-from .answers import Answer, AnswerStore, problem_sum
+from .answers import Answer, AnswerStore
 from .costs import costs_of, lengths_between, predicted_seconds
-from .meters import CLOCKS, energy_counter, machine
+from .meters import CLOCKS, energy_counter, machine, provenance
 from .modes import DecodingMode, Models
 from .quality import MEASURES, Measurable
-from .records import provenance
 from .requests import Ending, Instruments, PromptBatch, Response, batches_of, run_request
 from .result import EvaluationResult
 from .scores import baselines_of
@@ -210,13 +210,32 @@ class Evaluation:
                     mode.label, i, score, len(tokens), rounds, accepted, median(seconds), text, lossy, cut,
                     len(self._prompt(i)), drafted, first.memory, tuple(seconds) if len(seconds) > 1 else (),
                     sum(joules) / len(joules) if joules else None, stages if i == b * self.batch_size else None,
+                    () if self._tokenized(text, cut) == tokens.tolist() else tuple(tokens.tolist()),
                 )
             )  # fmt: skip
         return answers
 
+    def tokens_of(self, answer: Answer) -> list[int]:
+        """Return the tokens of an answer of this evaluation."""
+        tokens = [*answer.ids] or self._tokenized(answer.text, answer.cut)
+        if len(tokens) != answer.tokens:
+            raise LossyValueError(
+                f"`out` has to hold whole texts, but that of {answer.mode!r} to problem {answer.id} has {len(tokens)} "
+                f"tokens instead of {answer.tokens}; choose another folder"
+            )
+        return tokens
+
+    def _tokenized(self, text: str, cut: bool) -> list[int]:
+        """Return the tokens of an answer's text, and the one that ended it."""
+        end = [] if cut or self.task.ends else [self.tokenizer.eos_token_id]
+        return [*self.tokenizer(text, add_special_tokens=False)["input_ids"], *end]
+
     def _problems(self) -> list[int]:
         """Return a hash of each problem's rendered prompt and answer."""
-        return [problem_sum(self._prompt(i).tolist(), example.answer) for i, example in enumerate(self.examples)]
+        return [
+            zlib.crc32(f"{self._prompt(i).tolist()}\0{example.answer}".encode())
+            for i, example in enumerate(self.examples)
+        ]
 
     def _prompt(self, i: int) -> Tensor:
         batch, row = self.batches[i // self.batch_size], i % self.batch_size
@@ -241,7 +260,7 @@ class Evaluation:
             "draft": None if draft is None else asdict(ModelIdentity.of(draft)),
             **model_changes(target, draft),
             **({"ends": list(self.task.ends)} if self.task.ends else {}),
-            "modes": described(self.modes, self.models.heads),
+            "modes": {mode.label: mode.described(self.models.heads) for mode in self.modes},
             "problems": self._problems(),
             "runs": [provenance(target.device, limit=self.limit, processes=self.process.count)],
         }
@@ -296,17 +315,6 @@ class Evaluation:
             answers, self.reference, kinds, predicted, baselines_of(self.modes), self.batch_size
         )  # fmt: skip
         return replace(result, noise=noise, is_whole=len(answers) == len(self.modes) * len(self.examples))
-
-
-def described(modes: Sequence[DecodingMode], heads: Mapping[str, Head]) -> dict[str, Any]:
-    """Return all that the texts of modes depend on besides models and prompts, by label."""
-    return {mode.label: _described(mode, heads) for mode in modes}
-
-
-def _described(mode: DecodingMode, heads: Mapping[str, Head]) -> dict[str, Any]:
-    sums = {rule: heads[rule].checksum for rule in mode.rules if rule in heads}
-    nucleus = {} if mode.top_p == 1 else {"top_p": mode.top_p}
-    return {**mode.config, "temperature": mode.temperature, **nucleus, "heads": sums}
 
 
 def model_changes(target: nn.Module, draft: nn.Module | None) -> dict[str, Any]:

@@ -1,18 +1,24 @@
-"""Meters of a ``generate()`` call: forwards of both models, memory, energy; and the names of processor and GPU."""
+"""Meters of a ``generate()`` call: forwards of both models, memory, energy; and where a measurement was made."""
 
 from __future__ import annotations
 
 import platform
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 from transformers import PreTrainedModel
+
+from ..compat import versions_of
+from ..store.folder import without_folders
+from ..version import __version__
 
 _PROCESS = Path("/proc/self")
 
@@ -101,7 +107,6 @@ def peak_memory(device: torch.device, process: Path = _PROCESS) -> int:
         lines = (line.split() for line in status.read_text().splitlines())
         return next(int(words[1]) * 1024 for words in lines if words[0] == "VmHWM:")
     import resource
-    import sys
 
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
@@ -148,3 +153,30 @@ def _cpu_name() -> str:
         if name := next((value.strip() for key, _, value in lines if key.strip() == "model name"), None):
             return name
     return platform.processor() or platform.machine()
+
+
+def provenance(device: torch.device | str, **settings: Any) -> dict[str, Any]:
+    """Return versions, command line, date and machine of this run, with ``settings`` of the measurement.
+
+    Paths to elsewhere are without their folders.
+    """
+    record = {
+        "hf_lossy_assist": __version__,
+        **versions_of("transformers"),
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "argv": _command_line(sys.orig_argv, sys.argv[1:]),
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "threads": torch.get_num_threads(),
+        "device": str(device),
+        **settings,
+    }
+    return without_folders(record)
+
+
+def _command_line(started: list[str], arguments: list[str]) -> list[str]:
+    """Return the command line as a user would type it, with the package's command or the module that was run."""
+    *before, program = started[: len(started) - len(arguments)]
+    is_study = before[-1:] == ["-m"] and program != "hf_lossy_assist"
+    return [*(["python", "-m", program] if is_study else ["lossy-assist"]), *arguments]

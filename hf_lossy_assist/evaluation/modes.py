@@ -134,6 +134,12 @@ class DecodingMode:
         own = {"lossy_mode": self.rule, "lossy_config": dict(self.settings)} if self.rule else dict(self.settings)
         return {**engine, **own, "num_assistant_tokens": self.gamma}
 
+    def described(self, heads: Mapping[str, Head]) -> dict[str, Any]:
+        """Return all that its texts depend on besides models and prompts."""
+        nucleus = {} if self.top_p == 1 else {"top_p": self.top_p}
+        sums = {rule: heads[rule].checksum for rule in self.rules if rule in heads}
+        return {**self.config, "temperature": self.temperature, **nucleus, "heads": sums}
+
     def check_heads(self, heads: Mapping[str, Head]) -> None:
         for rule in self.rules:
             if head_type(REGISTRY[rule]) is not None and rule not in heads and self.head is None:

@@ -16,7 +16,9 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..compat import ending_tokens
 from ..core.statistics import LossyStats
-from ..tasks import Task
+from ..errors import LossyValueError
+from ..tasks import Example, Task
+from ..tasks.plain_prompts import Prompts as PlainPrompts
 from .meters import Clock, ForwardTimes, metered, peak_memory, reset_peak_memory, synchronizer
 from .modes import DecodingMode, Models
 
@@ -61,15 +63,22 @@ class PromptBatch:
         return len(self.ids)
 
 
-def encoded(prompt: str | Sequence[int], tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """Return a prompt's token ids; with a chat template, a text is the user's turn."""
-    if not isinstance(prompt, str):
-        return list(prompt)
-    if not tokenizer.chat_template:
-        return tokenizer(prompt)["input_ids"]
-    turns = [{"role": "user", "content": prompt}]
-    text = tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
-    return tokenizer(text, add_special_tokens=False)["input_ids"]
+Prompts = Sequence[str] | Sequence[Sequence[int]]
+
+
+class PromptList(PlainPrompts):
+    """Texts or token ids to continue, without right answers."""
+
+    splits = ("test",)
+    max_new_tokens = 256
+
+    def __init__(self, prompts: Prompts) -> None:
+        if not prompts:
+            raise LossyValueError("`prompts` has to hold at least one prompt, but is empty")
+        self._by_split = {"test": [Example(prompt, "") for prompt in prompts]}
+
+    def encode(self, example: Example, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+        return super().encode(example, tokenizer) if isinstance(example.prompt, str) else list(example.prompt)
 
 
 def batches_of(

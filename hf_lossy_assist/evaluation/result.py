@@ -1,16 +1,30 @@
-"""The result of an evaluation: scores, lengths and speeds of every mode, also by category."""
+"""The result of an evaluation: scores, lengths and speeds of every mode, also by category, as tables and a plot."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import cycle
+from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 from .answers import Answer, AnswerStore, by_mode
 from .quality import Interval, tokens_per_call
-from .scores import ModeScore, mode_scores
-from .tables import NumberTable, as_text
-from .views import all_tables, plot_scores
+from .scores import ACCEPTANCE_QUANTILES, LATENCY_QUANTILES, ModeScore, mode_scores
+from .tables import (
+    Column,
+    NumberTable,
+    apart,
+    as_text,
+    figure,
+    interval,
+    milliseconds,
+    number,
+    percent,
+    signed,
+    table,
+)
 
 
 @dataclass(frozen=True)
@@ -67,12 +81,23 @@ class EvaluationResult:
 
     @property
     def tables(self) -> list[NumberTable]:
-        """Scores, lengths, speeds and stages where they are known, and all by category."""
+        """Scores, lengths, speeds and stages, and all by category; those that nothing is known for are left out."""
         verdicts = None
         if self.floor is not None:
             others = [label for label in self.modes if label != self.reference]
             verdicts = {label: "rounding" if label in self.noise else self.verdict(label) for label in others}
-        return all_tables(list(self.modes.values()), self.reference, self.kinds, verdicts, self.floor)
+        rows = list(self.modes.values())
+        timed, watched = ([row for row in rows if getattr(row, x) is not None] for x in ("speed", "round_time"))
+        made = [
+            score_table(rows, self.reference),
+            length_table(rows, self.reference),
+            speed_table(timed) if timed else None,
+            predicted_table([row for row in rows if row.predicted_seconds is not None], self.reference),
+            *((stage_table(watched), request_table(rows)) if watched else ()),
+            verdicts and noise_table([self.modes[label] for label in verdicts], verdicts, self.floor),
+            kind_table(self.kinds) if self.kinds else None,
+        ]
+        return [each for each in made if each is not None]
 
     def save(self, store: AnswerStore) -> None:
         """Write ``summary.json`` with an entry per mode, ``categories.json``, and ``plot.png``: speed against score."""
@@ -83,3 +108,161 @@ class EvaluationResult:
         if self.kinds:
             store.write("categories.json", [asdict(kind) for kind in self.kinds])
         plot_scores(list(self.modes.values()), store.folder / "plot.png")
+
+
+Rows = Sequence[ModeScore]
+
+_BASELINES = {"plain": "× plain", "stock": "× best\nstock", "lossless": "× best\nlossless"}
+
+
+def points(row: ModeScore) -> str:
+    """Return a mode's difference from the reference with its interval; nothing for the reference itself."""
+    values = (row.difference, row.low, row.high)
+    return signed(*(100 * value for value in values)) if any(values) else ""
+
+
+def score_table(rows: Rows, reference: str) -> NumberTable:
+    columns: dict[str, Column] = {"mode": lambda row: row.label, "n": lambda row: str(row.n)}
+    if scored := any(row.score is not None for row in rows):
+        columns |= {
+            "score\n(%)": lambda row: percent(row.score, 1),
+            f"points against\n{reference} (95 %)": points,
+        }
+    columns |= {
+        "mean\nkept": lambda row: number(row.mean_accepted),
+        "tokens/\nround": lambda row: number(row.tokens_per_round),
+        "calls/\n100": lambda row: f"{row.target_calls_per_100_tokens:.1f}",
+        "tokens\n/s": lambda row: "" if row.tokens_per_second is None else figure(row.tokens_per_second),
+    }
+    title = "Scores; m" if scored else "M"
+    return table(rows, columns, f"{title}ean kept: drafted tokens per round; calls of the target per 100 tokens")
+
+
+def length_table(rows: Rows, reference: str) -> NumberTable:
+    """Lay out how long answers are and take: a rule that writes more tokens a second may need more of them."""
+    columns: dict[str, Column] = {
+        "mode": lambda row: row.label,
+        "tokens/\nanswer": lambda row: f"{row.tokens_per_answer.mean:.1f}",
+        f"against\n{reference} (95 %)": lambda row: apart(row.tokens_per_answer, 1),
+        "cut off\n(%)": lambda row: percent(row.cut_off, 1),
+        "seconds/\nanswer": lambda row: figure(row.seconds_per_answer.mean) if row.seconds_per_answer else "",
+        "against it\n(95 %)": lambda row: apart(row.seconds_per_answer, 2) if row.seconds_per_answer else "",
+    }
+    return table(rows, columns, "Length and time of answers; cut off: ended at the limit of their length")
+
+
+def speed_table(rows: Rows) -> NumberTable:
+    """Lay out speeds beside the target alone, the fastest of transformers' own modes, and of the lossless ones."""
+    columns: dict[str, Column] = {
+        "mode": lambda row: row.label,
+        "tokens/s": lambda row: figure(row.tokens_per_second),
+    }
+    if any(row.speed.least < row.speed.most for row in rows):
+        columns["least–largest"] = lambda row: "–".join(map(figure, (row.speed.least, row.speed.most)))
+    for name in rows[0].speed.times:
+        columns[_BASELINES[name]] = lambda row, name=name: interval(row.speed.times.get(name))
+    return table(rows, columns, "Speed; ×: tokens per second, with 95 % intervals over the calls")
+
+
+def predicted_table(rows: Rows, reference: str) -> NumberTable | None:
+    """Lay out the speeds that follow from an answer's own rounds, and from what rounds cost on this machine."""
+    columns: dict[str, Column] = {
+        "mode": lambda row: row.label,
+        "n": lambda row: str(row.n),
+        "× best\nlossless (95 %)": lambda row: interval(row.times_lossless),
+        "over seen\n(95 %)": lambda row: interval(row.speed and row.speed.over_seen),
+        "seconds/\nanswer": lambda row: figure(row.predicted_seconds.mean),
+        f"against\n{reference} (95 %)": lambda row: apart(row.predicted_seconds, 2),
+        "peak\nmemory": _memory,
+    }
+    if not any(row.speed and row.speed.over_seen for row in rows):
+        del columns["over seen\n(95 %)"]
+    title = "Predicted from each answer's rounds and their cost here, one text at a time; × tokens per second"
+    return table(rows, columns, title) if rows else None
+
+
+def stage_table(rows: Rows) -> NumberTable:
+    def part(name: str) -> Column:
+        return lambda row: milliseconds(getattr(row.round_time, name))
+
+    parts = {
+        "draft-\ning": "drafting", "veri-\nfying": "verifying", "decid-\ning": "deciding", "rest": "rest",
+        "outside\nforwards": "outside", "a draft\nforward": "draft_call", "a target\nforward": "target_call",
+        "first\ntoken": "first_token",
+    }  # fmt: skip
+    columns = {"mode": lambda row: row.label, **{heading: part(name) for heading, name in parts.items()}}
+    return table(rows, columns, "Milliseconds per round, in calls of their own; until the first token, in the median")
+
+
+def request_table(rows: Rows) -> NumberTable:
+    def latency(i: int) -> Column:
+        return lambda row: "" if row.speed is None else milliseconds(row.speed.latencies[i])
+
+    quantiles = "–".join(f"{100 * q:.0f}" for q in ACCEPTANCE_QUANTILES)
+    columns: dict[str, Column] = {
+        "mode": lambda row: row.label,
+        f"kept (%)\np{quantiles}": lambda row: "–".join(map(percent, row.acceptance_rates or ())),
+        "same\ntexts": lambda row: f"{row.same_texts} of {row.n}",
+        **{f"p{100 * q:.0f}": latency(i) for i, q in enumerate(LATENCY_QUANTILES)},
+        "peak\nmemory": _memory,
+    }
+    if any(row.speed and row.speed.joules_per_token is not None for row in rows):
+        columns["J per\ntoken"] = lambda row: number(row.speed and row.speed.joules_per_token)
+    return table(rows, columns, "Answers: share of the drafts that was kept, texts, milliseconds, memory")
+
+
+def noise_table(rows: Rows, said: Mapping[str, str], floor: float) -> NumberTable:
+    """Lay out what rounding alone does to texts and scores, and what rules do beyond it."""
+    columns: dict[str, Column] = {
+        "mode": lambda row: row.label,
+        "same\ntexts": lambda row: f"{row.same_texts} of {row.n}",
+        "points\n(95 %)": points,
+        "beyond\nrounding": lambda row: said[row.label],
+    }
+    return table(rows, columns, f"Rounding alone moves the score by up to {100 * floor:.1f} points")
+
+
+def kind_table(kinds: Sequence[Any]) -> NumberTable:
+    """Lay out acceptance lengths and speeds by category."""
+    columns: dict[str, Column] = {
+        "category": lambda kind: kind.category,
+        "mode": lambda kind: kind.row.label,
+        "n": lambda kind: str(kind.row.n),
+        "tokens/call\n(95 %)": lambda kind: interval(kind.acceptance),
+        "tokens\n/s": lambda kind: "" if kind.row.tokens_per_second is None else figure(kind.row.tokens_per_second),
+        "× best\nlossless (95 %)": lambda kind: interval(kind.row.times_lossless),
+    }
+    return table(kinds, columns, "By category: tokens per call of the target; speed as it ran, and predicted")
+
+
+def _memory(row: ModeScore) -> str:
+    return "" if row.peak_memory is None else f"{row.peak_memory / 2**20:.0f} MiB"
+
+
+def plot_scores(rows: Rows, path: Path) -> None:
+    """Draw speed against score; against drafted tokens kept per round, if nothing is scored."""
+    from matplotlib.figure import Figure
+
+    timed = all(row.speed is not None for row in rows)
+    scored = all(row.score is not None for row in rows)
+    drawn = Figure(figsize=(9, 5), layout="constrained")
+    axes = drawn.subplots()
+    for i, (row, marker) in enumerate(zip(rows, cycle("osD^vP*X"))):
+        x = (row.tokens_per_second, row.speed.least, row.speed.most) if timed else (row.tokens_per_round,) * 3
+        y = (row.mean_accepted,) * 3
+        if scored:
+            ends = (row.score, row.score - (row.difference - row.low), row.score + (row.high - row.difference))
+            y = tuple(100 * end for end in ends)
+        bars = {f"{name}err": [[value - low], [high - value]] for name, (value, low, high) in (("x", x), ("y", y))}
+        axes.errorbar(
+            [x[0]], [y[0]], **bars, fmt=marker, color=f"C{i % 10}", ecolor=(0, 0, 0, 0.25), capsize=2, elinewidth=0.6,
+            label=row.label,
+        )  # fmt: skip
+    axes.set(
+        xlabel="tokens per second" if timed else "tokens per round",
+        ylabel="score (%; bars: 95 % interval of the difference)" if scored else "drafted tokens kept per round",
+    )
+    axes.margins(0.08)
+    axes.grid(alpha=0.3)
+    drawn.legend(loc="outside right upper", fontsize=8)
+    drawn.savefig(path, dpi=130)

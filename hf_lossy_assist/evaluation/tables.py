@@ -1,12 +1,10 @@
-"""Tables of numbers for the screen, numbers in words, and plots of points with intervals."""
+"""Tables of numbers for the screen, and numbers in words."""
 
 from __future__ import annotations
 
 import io
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from itertools import cycle
-from pathlib import Path
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
@@ -119,35 +117,3 @@ def interval(value: Interval | None, form: str = ".2f") -> str:
         return ""
     number, low, high = (f"{x:{form}}" for x in value)
     return number if value[1] == value[2] else f"{number} ({low} to {high})"
-
-
-@dataclass(frozen=True)
-class PlotPoint:
-    """A point with an interval in each direction."""
-
-    x: tuple[float, float, float]  # value, low, high
-    y: tuple[float, float, float]
-
-
-def plot(
-    points: Mapping[str, PlotPoint],
-    xlabel: str,
-    ylabel: str,
-    path: Path,
-) -> None:
-    """Draw points by their labels."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(9, 5), layout="constrained")
-    axes = figure.subplots()
-    for i, ((label, point), marker) in enumerate(zip(points.items(), cycle("osD^vP*X"))):
-        (x, left, right), (y, low, high) = point.x, point.y
-        axes.errorbar(
-            [x], [y], xerr=[[x - left], [right - x]], yerr=[[y - low], [high - y]], fmt=marker, color=f"C{i % 10}",
-            ecolor=(0, 0, 0, 0.25), capsize=2, elinewidth=0.6, label=label,
-        )  # fmt: skip
-    axes.set(xlabel=xlabel, ylabel=ylabel)
-    axes.margins(0.08)
-    axes.grid(alpha=0.3)
-    figure.legend(loc="outside right upper", fontsize=8)
-    figure.savefig(path, dpi=130)

@@ -138,7 +138,6 @@ FILES = {
     "evaluate --task gsm8k --data EMPTY": "`split` has to be one of",
     "evaluate --head NONE": "neither a folder",
     "advise --data NONE": "`--data` has to be a text file",
-    "advise --answers NONE": "`--answers` has to be a folder that `lossy-assist evaluate` wrote",
     "calibrate --modes topk --out OUT --task gsm8k --data NONE": "`--data` has to be an existing file",
     "calibrate --from NONE --out OUT": "that `lossy-assist evaluate` wrote",
     "mine --out OUT --task gsm8k --data NONE": "`--data` has to be an existing file",

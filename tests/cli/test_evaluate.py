@@ -24,7 +24,7 @@ from tests.eagle3_heads import layer, random_head
 from tests.forking import ended, fork, fork_ranks
 
 MODES = "plain,lossless,topk:k=2"
-SMALL = ("--limit", "3", "--max-new-tokens", "6", "--set", "gamma=3")
+SMALL = ("--limit", "3", "--max-new-tokens", "6", "--set", "gamma=3,costs=false")
 
 
 def run(*arguments: str, status: int = 0):
@@ -39,15 +39,16 @@ def read(folder: Path):
 
 
 def test_modes_are_scored_and_compared(bundled, tmp_path):
-    printed = run("--pair", "arithmetic", "--modes", MODES, *SMALL, "--batch-size", "2", "--out", str(tmp_path)).stdout
+    given = ("--batch-size", "2", "--out", str(tmp_path))
+    printed = run("--pair", "arithmetic", "--modes", MODES, *SMALL, "--set", "costs=true", *given).stdout
+    assert "Predicted from each answer's rounds" in printed
     summary, rows = read(tmp_path)
     assert list(summary) == MODES.split(",")
     assert {(row["mode"], row["id"]) for row in rows} == {(mode, i) for mode in summary for i in range(3)}
     assert "points against" in printed
     assert all(mode in printed for mode in summary)
-    run("--pair", "arithmetic", "--modes", "lossless,typical", *SMALL, "--batch-size", "2", "--set", "reference=plain",
-        "--out", str(tmp_path), status=2)  # fmt: skip
-    run("--pair", "arithmetic", "--modes", f"{MODES},typical", *SMALL, "--batch-size", "2", "--out", str(tmp_path))
+    run("--pair", "arithmetic", "--modes", "lossless,typical", *SMALL, "--set", "reference=plain", *given, status=2)
+    run("--pair", "arithmetic", "--modes", f"{MODES},typical", *SMALL, *given)
     summary, again = read(tmp_path)
     assert again[: len(rows)] == rows
     assert list(summary)[-1] == "typical"
@@ -115,7 +116,7 @@ def test_ctrl_c_keeps_what_was_answered(bundled, tmp_path, monkeypatch):
 
 def test_a_process_that_was_killed_is_taken_up_by_two(tiny_pair_folder, tmp_path):
     models = ("--model", str(tiny_pair_folder / "target"), "--assistant", str(tiny_pair_folder / "draft"))
-    limits = ("--modes", MODES, "--limit", "12", "--max-new-tokens", "6", "--set", "device=cpu")
+    limits = ("--modes", MODES, "--limit", "12", "--max-new-tokens", "6", "--set", "device=cpu,costs=false")
     command = (*models, "--task", "arithmetic", *limits, "--out", str(tmp_path))
     killed = fork(run, *command)
     results, deadline = tmp_path / "results.jsonl", time.monotonic() + 120
@@ -138,7 +139,7 @@ def test_prompts_of_a_file_are_only_timed_and_every_rule_can_take_part(tiny_pair
     prompts = tmp_path / "prompts.txt"
     prompts.write_text("Question: How\n\nAnswer:\nthird\n", encoding="utf-8")
     models = ("--model", str(tiny_pair_folder / "target"), "--assistant", str(tiny_pair_folder / "draft"))
-    clock = ("--set", "clock=cpu", "--set", "threads=1", "--dtype", "bfloat16")
+    clock = ("--set", "clock=cpu,threads=1,costs=false", "--dtype", "bfloat16")
     printed = run(
         *models, "--data", str(prompts), "--limit", "2", "--max-new-tokens", "5", "--modes", "plain,stock,all",
         *clock, "--out", str(tmp_path),
@@ -176,7 +177,7 @@ def test_an_eagle3_head_is_timed_like_a_draft_model(tiny_pair_folder, bundled, t
     random_head(layer(vocab_size=config.vocab_size), **sizes).save_pretrained(tmp_path / "head")
     modes = "plain,lossless@3,lossless:tree.depth=2:tree.top_k=2:tree.nodes=4"
     models = ["--pair", "arithmetic", "--assistant", str(tmp_path / "head")]
-    run(*models, "--modes", modes, *SMALL[:4], "--set", "stages=true", "--set", "costs=false", "--out", str(tmp_path))
+    run(*models, "--modes", modes, *SMALL[:4], "--set", "stages=true,costs=false", "--out", str(tmp_path))
     watched = [row["stages"] for row in read(tmp_path)[1] if row["mode"] != "plain"]
     assert all(stages["drafting"] > 0 for stages in watched if stages["draft_calls"])
 
@@ -189,7 +190,7 @@ def documented():
 
 @pytest.mark.parametrize("command", documented(), ids=lambda command: command[-1])
 def test_documented_commands_run(bundled, tmp_path, command):
-    run(*command, "--limit", "1", "--max-new-tokens", "3", "--out", str(tmp_path))
+    run(*command, "--limit", "1", "--max-new-tokens", "3", "--set", "costs=false", "--out", str(tmp_path))
     assert (tmp_path / "plot.png").exists()
 
 

@@ -1,11 +1,7 @@
-"""How modes are read, and the prompts of models without a task."""
+"""How modes are read."""
 
 from __future__ import annotations
 
-import pytest
-
-from hf_lossy_assist.cli.models import Openings
-from hf_lossy_assist.errors import LossyValueError
 from hf_lossy_assist.evaluation.modes import parse_modes
 
 
@@ -22,9 +18,3 @@ def test_baselines():
     draft, everything = parse_modes("draft,everything@7", 5, 0.5)
     assert (draft.answers, draft.gamma, draft.temperature) == ("draft", None, 0.5)
     assert (everything.label, everything.rule, everything.gamma) == ("everything@7", "thresholds", 7)
-
-
-def test_prompts_without_a_task_are_for_tests():
-    assert len(Openings().examples("test", 3)) == 3
-    with pytest.raises(LossyValueError, match="`split` has to be one of"):
-        Openings().examples("train", 3)

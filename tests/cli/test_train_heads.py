@@ -35,7 +35,7 @@ def mined(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def ratio_data(tmp_path_factory):
-    return write_ratios(tmp_path_factory.mktemp("ratios"), ratios())
+    return write_ratios(tmp_path_factory.mktemp("ratios"), ratios(prompts=60))
 
 
 def test_a_judge_is_trained_and_described(mined, tmp_path):

@@ -17,9 +17,7 @@ from hf_lossy_assist.cli.rendering import stats_table
 from hf_lossy_assist.cli.rules import rule_page, rules_tables
 from hf_lossy_assist.core.statistics import LossyStats
 from hf_lossy_assist.evaluation.quality import Mean
-from hf_lossy_assist.evaluation.scores import ModeScore, RoundTime, Speed
-from hf_lossy_assist.evaluation.tables import as_text
-from hf_lossy_assist.evaluation.views import (
+from hf_lossy_assist.evaluation.result import (
     length_table,
     predicted_table,
     request_table,
@@ -27,6 +25,8 @@ from hf_lossy_assist.evaluation.views import (
     speed_table,
     stage_table,
 )
+from hf_lossy_assist.evaluation.scores import ModeScore, RoundTime, Speed
+from hf_lossy_assist.evaluation.tables import as_text
 
 LABEL = "topk@24:k=5:tolerance=1.0+dropmatch:criterion=naive"
 SLOW = 11.85  # seconds, so many milliseconds that they could be shown as 1.185e+04

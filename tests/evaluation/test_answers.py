@@ -9,7 +9,7 @@ from dataclasses import asdict
 import pytest
 
 from hf_lossy_assist import LossyValueError
-from hf_lossy_assist.evaluation import records
+from hf_lossy_assist.evaluation import meters
 from hf_lossy_assist.evaluation.answers import MANIFEST, RESULTS, Answer, AnswerStore, load_answers
 from hf_lossy_assist.evaluation.requests import Stages
 
@@ -30,7 +30,7 @@ def test_answers_are_lines_with_the_fields_that_are_promised(tmp_path):
     lines = [json.loads(line) for line in (store.folder / RESULTS).read_text(encoding="utf-8").splitlines()]
     assert [list(line) for line in lines] == [
         ["mode", "id", "score", "tokens", "rounds", "accepted", "seconds", "text", "lossy", "cut", "prompt",
-         "drafted", "memory", "repeats", "joules", "stages"]
+         "drafted", "memory", "repeats", "joules", "stages", "ids"]
     ] * 2  # fmt: skip
     assert AnswerStore(store.folder, PLAN).known == {("a", 0): answer("a", 0), ("a", 1): answer("a", 1)}
     manifest, answers = load_answers(store.folder)
@@ -97,7 +97,7 @@ def test_what_is_no_folder_of_answers_is_refused(tmp_path):
 LINE = asdict(Answer("a", 0, 1.0, 4, 2, 2, 0.5, "yes"))
 STRANGE = (None, "x", -1, 1.5, True, float("nan"), 2**70, [], {})
 FINE = {
-    "score": (None,), "cut": (True,), "repeats": ([],), "stages": (None,),
+    "score": (None,), "cut": (True,), "repeats": ([],), "ids": ([],), "stages": (None,),
     **dict.fromkeys(("seconds", "joules"), (None, 1.5, 2**70)),
     **dict.fromkeys(("id", "tokens", "rounds", "accepted", "lossy"), (2**70,)),
     **dict.fromkeys(("mode", "text"), ("x",)),
@@ -179,7 +179,7 @@ def test_a_killed_process_loses_nothing_that_it_has_told(tmp_path):
 
 def test_the_origin_of_a_measurement_has_no_folders(monkeypatch):
     monkeypatch.setattr("sys.argv", ["x", "--target", "/home/me/target", "--task-data=../data.jsonl"])
-    origin = records.provenance("cpu", gamma=4, draft="/home/me/draft")
+    origin = meters.provenance("cpu", gamma=4, draft="/home/me/draft")
     assert {"torch", "transformers", "argv", "date", "threads"} <= set(origin)
     assert (origin["device"], origin["gamma"], origin["draft"]) == ("cpu", 4, "draft")
     assert origin["argv"][-3:] == ["--target", "target", "--task-data=data.jsonl"]
@@ -195,4 +195,4 @@ def test_the_origin_of_a_measurement_has_no_folders(monkeypatch):
 )
 def test_the_command_line_is_that_which_one_would_type(started, said):
     arguments = ["evaluate", "--out", "x"]
-    assert records._command_line([*started, *arguments], arguments) == said.split()
+    assert meters._command_line([*started, *arguments], arguments) == said.split()

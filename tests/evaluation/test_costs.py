@@ -87,7 +87,7 @@ def test_wrong_lengths_are_refused_before_any_forward(wrong):
 
 
 def test_an_evaluation_predicts_seconds_and_compares_with_the_best_lossless_setting(pair, tmp_path):
-    modes = parse_modes("plain,stock@3,lossless@2,lossless@4,topk@4:k=3,lossless@auto,draft", 5)
+    modes = parse_modes("plain,lossless@2,topk@4:k=3,lossless@auto,draft", 5)
     models = Models(pair.target, pair.draft)
     evaluation = Evaluation(models, pair.tokenizer, pair.task, modes, "plain", 3, batch_size=1)
     store = AnswerStore(tmp_path, evaluation.plan())
@@ -135,7 +135,7 @@ def test_costs_of_another_machine_are_forgotten(pair):
     ("plain,stock@3,lossless@2", False, {"plain", "stock@3", "lossless@2"}),
     ("plain,stock@20:threshold=0.4,stock@3:schedule=heuristic", False, {"plain"}),
     ("stock@3:cache=static", False, {"stock@3:cache=static"}),
-    ("lossless@9:stop_drafting.by=entropy,lossless@auto", False, {"lossless@auto"}),
+    ("lossless@9:stop_drafting.by=entropy,lossless@2", False, {"lossless@2"}),
     ("plain,lossless@3", True, {"plain"}),
 ])  # fmt: skip
 def test_drafts_that_end_by_the_text_have_no_costs(pair, modes, lookup, timed):

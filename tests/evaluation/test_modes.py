@@ -11,14 +11,7 @@ import torch
 
 from hf_lossy_assist.acceptors import REGISTRY, head_type
 from hf_lossy_assist.errors import LossyUnsupportedError, LossyValueError
-from hf_lossy_assist.evaluation.modes import (
-    TARGET_ALONE,
-    DecodingMode,
-    Models,
-    parse_modes,
-    usual_modes,
-    with_noise,
-)
+from hf_lossy_assist.evaluation.modes import TARGET_ALONE, DecodingMode, Models, parse_modes, usual_modes, with_noise
 from hf_lossy_assist.evaluation.requests import PromptBatch, run_request
 from hf_lossy_assist.generation.config import LossyConfig
 from hf_lossy_assist.heads import JudgeConfig, JudgeHead, ModelIdentity

@@ -26,9 +26,9 @@ from hf_lossy_assist.evaluation.quality import (
     times_as_fast,
 )
 from hf_lossy_assist.evaluation.requests import batches_of, run_request
+from hf_lossy_assist.evaluation.result import length_table
 from hf_lossy_assist.evaluation.scores import mode_scores
-from hf_lossy_assist.evaluation.tables import PlotPoint, as_text, plot
-from hf_lossy_assist.evaluation.views import length_table
+from hf_lossy_assist.evaluation.tables import as_text
 from tests.tiny_models import prompt
 
 
@@ -227,9 +227,3 @@ def test_open_texts_are_compared_with_the_target_s_own(pair):
         assert answers["topk:k=9999"].score < answers["plain"].score <= 1
     with pytest.raises(LossyValueError, match="`measure` has to be one of"):
         replace(evaluation, measure="beauty")
-
-
-def test_a_picture_is_written(tmp_path):
-    point = PlotPoint((1.0, 0.9, 1.2), (5.0, 4.0, 6.0))
-    plot({"one": point, "two": point}, "x", "y", tmp_path / "plot.png")
-    assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from functools import cached_property
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -19,28 +19,27 @@ from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel,
 
 from ...acceptors import Acceptor
 from ...acceptors.base import AUTO
-from ...compat import ending_tokens
-from ...drafting.draft_ends import DEFAULT_NUM_TOKENS, LONGEST
+from ...drafting.draft_ends import LONGEST
 from ...drafting.model import check_draft_model
 from ...errors import LossyUnsupportedError, LossyValueError, need
 from ...generation.config import LossyConfig
 from ...generation.spelling import Spelling, split
-from ...heads import Head, ModelIdentity
+from ...heads import Head
 from ...models.lm_head_hook import DROPOUTS, POSITIONS, choose_dropout
 from ...models.reading import read_text
-from ...store.folder import MANIFEST, changes, folder_lock, read_manifest, refuse, write_json, write_whole
+from ...store.folder import MANIFEST, write_json, write_whole
+from ...tasks import Task
 from ...values import Rule
-from ..answers import Answer
+from ..answers import AnswerStore, read_plan
 from ..costs import GAMMAS as TIMED
 from ..costs import KEEP_ALL, Costs, measure_costs
-from ..evaluation import Track, model_changes, progress_bar
+from ..evaluation import Evaluation, Track, progress_bar
 from ..modes import EVERYTHING, DecodingMode, Models, parse_modes
-from ..requests import Ending, PromptBatch, batches_of, encoded, run_request
-from .advice import DRAFT_COST, Advice, Replayed, with_gamma
-from .laws import LIKELIEST, Laws, processors_of, read_laws
-from .plots import draw
+from ..requests import PromptBatch, PromptList, Prompts, run_request
+from .advice import DRAFT_COST, Advice, Replayed, draw, with_gamma
 from .replay import Acceptance, Walk, drawn, greedy, rounds
 from .states import decided, reads_states
+from .text_logits import LIKELIEST, TextLogits, processors_of, read_logits
 
 GAMMAS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32)
 """Draft lengths among which each rule's best is looked for."""
@@ -57,33 +56,47 @@ _GAMMAS = Rule("a list of different ints from 1 to 64", lambda x: len({*x}) == l
 ))  # fmt: skip
 
 
+def target_alone(
+    models: Models, tokenizer: PreTrainedTokenizerBase, prompts: Task | Prompts, out: Path | None = None, *,
+    limit: int | None = None, temperature: float | None = None, top_p: float = 1.0, measure: str | None = None,
+    **others: Any,
+) -> Evaluation:  # fmt: skip
+    """Return the evaluation in which the target alone answers, as the folder ``out`` has it if one is there.
+
+    A folder that compares with ``lossless`` has the target's texts under that mode.
+    """
+    task = prompts if isinstance(prompts, Task) else PromptList(prompts)
+    limit = limit or (12 if task is prompts else len(prompts))
+    mode, kept = DecodingMode("plain", temperature=temperature, top_p=top_p), {"measure": out and measure}
+    if out is not None and (out / MANIFEST).exists():
+        manifest = read_plan(out, "out")
+        names = ("batch_size", "clock", "measure", "repeats", "stages")
+        kept = {name: manifest[name] for name in names if name in manifest}
+        label = manifest["reference"]
+        config = manifest["modes"].get(label, {})
+        if config.get("lossy_mode") == "lossless":
+            gamma = config["num_assistant_tokens"]
+            mode = replace(mode, label=label, rule="lossless", settings=config["lossy_config"], gamma=gamma)
+    return Evaluation(models, tokenizer, task, [mode], mode.label, limit, **kept, **others)
+
+
 @dataclass(frozen=True, eq=False)
 class Advising:
-    """What advice is about: models, prompts, rules, and how tokens are chosen."""
+    """What advice is about: the target's answers to prompts, and rules."""
 
-    models: Models
-    tokenizer: PreTrainedTokenizerBase
-    prompts: Sequence[Sequence[int]]
+    evaluation: Evaluation  # of :func:`target_alone`
     modes: str = ""
     gammas: tuple[int, ...] = ()
-    max_new_tokens: int = 256
-    ends: tuple[str, ...] = ()
-    temperature: float | None = None
-    top_p: float = 1.0
-    seed: int = 0
     draft_cost: float | None = None  # a drafted token's share of a target's token; measured by default
     tune: bool = False
     guard: int = 4  # on how many prompts the recommended setting runs
-    answers: Mapping[int, Answer] = field(default_factory=dict)  # the target's, by the number of the prompt, if known
-    out: Path | None = None  # a folder for texts, which an interrupted run goes on with
+    out: Path | None = None  # a folder of answers, which an interrupted run goes on with
     track: Track = field(default=lambda items, **_: items)
 
     def __post_init__(self) -> None:
         _GAMMAS.check("gammas", self.gammas)
         if self.draft_cost is not None:
             DRAFT_COST.check("draft_cost", self.draft_cost)
-        if not self.prompts:
-            raise LossyValueError("`prompts` has to hold at least one prompt, but is empty")
         if not isinstance(self.models.draft, PreTrainedModel):
             raise LossyUnsupportedError(
                 f"`draft` has to be a model with the target's tokenizer, but is {type(self.models.draft).__name__}; "
@@ -92,15 +105,18 @@ class Advising:
         check_draft_model(self.models.target, self.models.draft)
 
     @property
-    def plain(self) -> DecodingMode:
-        """The target alone."""
-        return DecodingMode(temperature=self.temperature, top_p=self.top_p)
+    def models(self) -> Models:
+        return self.evaluation.models
+
+    @property
+    def temperature(self) -> float | None:
+        return self.evaluation.modes[0].temperature
 
     def run(self) -> Advice:
         """Let the target answer, read the answers, time the models, and replay every rule."""
         rules, laws = self.rules, self.laws
         tokens = laws.lengths.double().numpy()
-        length = float(np.mean([len(prompt) for prompt in self.prompts]) + tokens.mean() / 2)
+        length = float(np.mean([batch.ids.shape[1] for batch in self._batches]) + tokens.mean() / 2)
         costs = self._costs(round(length))
         replayed = [self.replay(mode, rule) for mode, rule in self.track(rules, description="replaying")]
         lossless = self._decided(rules[0][1])[0]
@@ -126,9 +142,9 @@ class Advising:
         if best.row.mode == "lossless" or not self.guard:
             return {}
         batches = self._batches[: self.guard]
-        mode = replace(best.mode, temperature=self.temperature, top_p=self.top_p)
+        mode = replace(best.mode, temperature=self.temperature, top_p=self.evaluation.modes[0].top_p)
         runs = [
-            run_request(self.models, mode, batch, self.max_new_tokens)
+            run_request(self.models, mode, batch, self.evaluation.length)
             for batch in self.track(batches, description=f"running {best.row.mode}")
         ]
         walk = next(one for one in advice.replayed if one.mode.label == best.row.mode).walks[best.row.gamma]
@@ -140,9 +156,9 @@ class Advising:
         }  # fmt: skip
 
     @cached_property
-    def laws(self) -> Laws:
+    def laws(self) -> TextLogits:
         """What both models say along the target's answers, which are made now."""
-        return Laws.of(self._texts, self.max_new_tokens)
+        return TextLogits.of(self._texts, self.evaluation.length)
 
     @cached_property
     def rules(self) -> list[tuple[DecodingMode, Acceptor]]:
@@ -173,66 +189,41 @@ class Advising:
             found[label] = replace(mode, label=label), rule, (*known, *filter(None, [mode.gamma]))
         return [(replace(mode, gamma=shown), rule) for mode, rule, shown in found.values()]
 
-    @property
-    def plan(self) -> dict[str, Any]:
-        """All that the texts on disk depend on."""
-        target, draft = self.models.target, self.models.draft
-        values = {
-            "target": asdict(ModelIdentity.of(target)), "draft": asdict(ModelIdentity.of(draft)),
-            "dtype": str(target.dtype).removeprefix("torch."), **model_changes(target, draft),
-            "temperature": self.temperature, "top_p": self.top_p, "max_new_tokens": self.max_new_tokens,
-            "ends": self.ends, "seed": self.seed, "likeliest": LIKELIEST,
-            "answers": zlib.crc32(json.dumps([answer.text for answer in self.answers.values()]).encode()),
-        }  # fmt: skip
-        return json.loads(json.dumps(values))
-
     @cached_property
     def _batches(self) -> list[PromptBatch]:
-        ending = Ending(self.ends, self.tokenizer) if self.ends else None
-        return batches_of(self.prompts, device=self.models.target.device, seed=self.seed, ending=ending)
+        return replace(self.evaluation, batch_size=1).batches
 
     @cached_property
     def _texts(self) -> list[dict[str, Tensor]]:
-        """What both models say along the target's answer to each prompt, which is made now."""
-        if self.out is not None:
-            self._open(self.out)
-        made = (self._stored(batch, "laws", self._read_text) for batch in self._batches)
-        return list(self.track(made, total=len(self.prompts), description="answering"))
+        """What both models say along the target's answer to each prompt; missing ones are made now."""
+        evaluation = self.evaluation
+        store = AnswerStore() if self.out is None else AnswerStore(self.out, evaluation.plan())
+        answered = self.track(evaluation.run(store), total=len(self._batches), description="answering")
+        return [
+            self._read_text(batch.ids[0].tolist(), evaluation.tokens_of(answers[evaluation.reference]))
+            for batch, answers in zip(self._batches, answered, strict=True)
+        ]
+
+    def _read_text(self, prompt: list[int], answer: list[int]) -> dict[str, Tensor]:
+        def read() -> dict[str, Tensor]:
+            laws = read_logits(self.models.target, self.models.draft, prompt, answer, self._processors(prompt))
+            return {"ids": torch.tensor([*prompt, *answer]), **laws}
+
+        return self._stored(prompt, [*prompt, *answer], "logits", read)
 
     def _stored(
-        self, batch: PromptBatch, name: str, make: Callable[[PromptBatch], dict[str, Tensor]]
+        self, prompt: list[int], ids: list[int], name: str, make: Callable[[], dict[str, Tensor]]
     ) -> dict[str, Tensor]:
-        """Return what is in the folder about a prompt, or make it and write it there."""
+        """Return what is in the folder about a text, or make it and write it there."""
         if self.out is None:
-            return make(batch)
-        number = zlib.crc32(json.dumps([batch.ids.tolist(), batch.seed]).encode())
-        path = self.out / f"{number:08x}-{name}.safetensors"
+            return make()
+        read = zlib.crc32(json.dumps([prompt, ids, self.decoding, LIKELIEST]).encode())
+        path = self.out / f"{read:08x}-{name}.safetensors"
         try:
             return load(path.read_bytes())
         except (OSError, SafetensorError):  # missing or damaged
-            write_whole(path, save(found := make(batch)))
+            write_whole(path, save(found := make()))
             return found
-
-    def _open(self, folder: Path) -> None:
-        with folder_lock(folder, ".lock"):
-            if (folder / MANIFEST).exists():
-                refuse(folder, changes(read_manifest(folder, "advise", {"likeliest": int}), self.plan))
-            write_json(folder / MANIFEST, self.plan)
-
-    def _read_text(self, batch: PromptBatch) -> dict[str, Tensor]:
-        """Let the target answer, faster than alone, and read its answer."""
-        models, writer = self.models, replace(self.plain, rule="lossless", gamma=DEFAULT_NUM_TOKENS)
-        prompt, answer = batch.ids[0].tolist(), []
-        if (known := self.answers.get(batch.seed - self.seed)) is not None:
-            ends = sorted(
-                ending_tokens(models.target.generation_config), key=lambda x: x != self.tokenizer.eos_token_id
-            )
-            end = [] if known.cut or self.ends else ends[:1]
-            answer = [*self.tokenizer(known.text, add_special_tokens=False)["input_ids"], *end][: self.max_new_tokens]
-        if not answer:
-            answer = run_request(models, writer, batch, self.max_new_tokens).rows[0].tolist()
-        laws = read_laws(models.target, models.draft, prompt, answer, self._processors(prompt))
-        return {"ids": torch.tensor([*prompt, *answer]), **laws}
 
     def _processors(self, prompt: Sequence[int]) -> LogitsProcessorList:
         return processors_of(self.models.target, prompt, **self.decoding)
@@ -240,14 +231,14 @@ class Advising:
     @property
     def decoding(self) -> dict[str, Any]:
         """Keywords of ``generate()`` that say how tokens are chosen."""
-        keywords = self.plain.keywords(self.models, self.seed)
+        keywords = self.evaluation.modes[0].keywords(self.models, 0)
         return {name: keywords[name] for name in ("do_sample", "temperature", "top_k", "top_p") if name in keywords}
 
     def _costs(self, length: int) -> Costs:
         gammas, repeats = (TIMED, 4) if self.tune else ((0, 1, 5, 16, 32), 1)
-        mode = replace(KEEP_ALL, temperature=self.temperature, top_p=self.top_p)
+        mode = replace(KEEP_ALL, temperature=self.temperature, top_p=self.evaluation.modes[0].top_p)
         return measure_costs(
-            self.models, self.prompts[0], lengths=(length,), gammas=gammas, mode=mode, repeats=repeats,
+            self.models, self._batches[0].ids[0].tolist(), lengths=(length,), gammas=gammas, mode=mode, repeats=repeats,
             track=lambda turns: self.track(turns, description="timing"),
         )  # fmt: skip
 
@@ -280,7 +271,7 @@ class Advising:
     def dropout(self, paths: int) -> float:
         """Return one dropout for ``dropmatch`` on all prompts, found as a call does on its own."""
         target = self.models.target
-        states = [read_text(target, prompt).states[-POSITIONS:] for prompt in self.prompts]
+        states = [read_text(target, batch.ids[0].tolist()).states[-POSITIONS:] for batch in self._batches]
         return DROPOUTS[choose_dropout(target.get_output_embeddings(), torch.cat(states), paths)]
 
     def _decided(self, rule: Acceptor) -> tuple[Acceptance, dict[str, float]]:
@@ -288,16 +279,12 @@ class Advising:
             return (greedy(rule, self.laws), {}) if self.temperature is None else drawn(rule, self.laws)
         sums = [LossyConfig(rule).in_full(), *(head.checksum for head in self.models.heads.values())]
         name = f"{rule.name.replace(' ', '-')}-{zlib.crc32(json.dumps(sums).encode()):08x}"
-        ids = dict(zip(map(id, self._batches), (text["ids"].tolist() for text in self._texts), strict=True))
-
-        def make(batch: PromptBatch) -> dict[str, Tensor]:
-            prompt, models = batch.ids[0].tolist(), self.models
-            processors = self._processors(prompt)
-            return decided(
-                rule, models.target, models.draft, ids[id(batch)], len(prompt), processors, self.temperature is not None
-            )
-
-        found = [self._stored(batch, name, make) for batch in self.track(self._batches, description=rule.name)]
+        found = []
+        for batch, text in zip(self.track(self._batches, description=rule.name), self._texts, strict=True):
+            prompt, ids = batch.ids[0].tolist(), text["ids"].tolist()
+            given = (rule, self.models.target, self.models.draft, ids, len(prompt))
+            made = partial(decided, *given, self._processors(prompt), self.temperature is not None)
+            found.append(self._stored(prompt, ids, name, made))
         padded = (
             torch.nn.utils.rnn.pad_sequence([text[key] for text in found], batch_first=True).double().numpy()
             for key in ("keep", "others", "nats")
@@ -309,19 +296,20 @@ def advise(
     target: PreTrainedModel,
     draft: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
-    prompts: Sequence[str] | Sequence[Sequence[int]],
+    prompts: Task | Prompts,
     *,
     modes: str | None = None,
     gammas: Sequence[int] = (),
-    max_new_tokens: int = 256,
+    limit: int | None = None,
+    split: str = "test",
+    max_new_tokens: int | None = None,
     heads: Mapping[str, Head] | None = None,
     temperature: float | None = None,
     top_p: float = 1.0,
     draft_cost: float | None = None,
     tune: bool = False,
     seed: int = 0,
-    ends: Sequence[str] = (),
-    answers: Mapping[int, Answer] | None = None,
+    measure: str | None = None,
     out: str | Path | None = None,
     track: Track = progress_bar,
 ) -> Advice:
@@ -337,14 +325,16 @@ def advise(
     target, draft, tokenizer
         The models, which share the tokenizer.
     prompts
-        Texts or lists of token ids, like those that the models will get; with a chat template, a text is the user's
-        turn. A dozen give intervals of about 3 %.
+        A task, or texts or lists of token ids like those that the models will get; with a chat template, a text is the
+        user's turn. A dozen give intervals of about 3 %.
     modes
         ``"RULE[+RULE][@GAMMA][:KEY=VALUE…],…"``; the usual rules by default.
     gammas
         Draft lengths to show; each rule's best by default: a number or, greedily, auto, for drafts that end by default.
+    limit, split
+        The number of prompts, 12 of a task by default, and the task's split.
     max_new_tokens
-        The longest answer.
+        The longest answer; the task's by default, and 256 without one.
     heads
         Trained heads by the rule that uses them.
     temperature, top_p
@@ -355,14 +345,14 @@ def advise(
         Whether to time more draft lengths, more often.
     seed
         Of the first prompt; each further prompt adds one.
-    ends
-        Strings that end an answer, as EOS does.
-    answers
-        The target's answers, by the number of the prompt, where they are known from an evaluation.
+    measure
+        How the answers in ``out`` are scored, as for :func:`~hf_lossy_assist.evaluate`; by default not at all, or as
+        those that are there.
     track
         Shows progress, as for :func:`~hf_lossy_assist.evaluate`.
     out
-        A folder for ``advice.json`` and what the models said, with which an interrupted run goes on.
+        A folder for ``advice.json``, what the models said, and the answers, with which an interrupted run goes on.
+        :func:`~hf_lossy_assist.evaluate` reads and writes the same answers, those of the target alone.
 
     Raises
     ------
@@ -382,9 +372,9 @@ def advise(
     {'do_sample': False, 'lossy_mode': 'typical', 'num_assistant_tokens': 5}
     """
     need("lab", "`advise`")
-    advising = Advising(
-        Models(target, draft, dict(heads or {}), tokenizer=tokenizer), tokenizer,
-        [encoded(prompt, tokenizer) for prompt in prompts], modes or "", tuple(gammas), max_new_tokens, tuple(ends),
-        temperature, top_p, seed, draft_cost, tune, answers=answers or {}, out=out and Path(out), track=track,
+    models, folder = Models(target, draft, dict(heads or {}), tokenizer=tokenizer), None if out is None else Path(out)
+    evaluation = target_alone(
+        models, tokenizer, prompts, folder, limit=limit, split=split, max_new_tokens=max_new_tokens, seed=seed,
+        temperature=temperature, top_p=top_p, measure=measure,
     )  # fmt: skip
-    return advising.run()
+    return Advising(evaluation, modes or "", tuple(gammas), draft_cost, tune, out=folder, track=track).run()

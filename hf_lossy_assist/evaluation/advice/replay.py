@@ -18,7 +18,7 @@ from ...acceptors import Acceptor, decide
 from ...core.distributions import Randomness, residual, total_variation
 from ...core.messages import Verification
 from ...core.shapes import Chain
-from .laws import Laws
+from .text_logits import TextLogits
 
 REPLICATES = 8
 """How often drafts are drawn for each text where a rule looks at whole drafts."""
@@ -55,10 +55,10 @@ class Acceptance:
         """Return the decisions of a rule that also keeps a share of the tokens that this one refuses."""
         return replace(self, keep=self.keep + share * (1 - self.keep))
 
-    def walk(self, laws: Laws, gamma: int, end: float = 0.0, *, run: bool = False) -> Walk:
+    def walk(self, laws: TextLogits, gamma: int, end: float = 0.0, *, run: bool = False) -> Walk:
         """Walk along the texts in rounds of ``gamma`` tokens; a round may start anywhere, with some probability.
 
-        A greedy draft may ``end`` as :meth:`Laws.drafted` says. A ``run`` ends with the first token that is not kept.
+        A greedy draft may ``end`` as :meth:`TextLogits.drafted` says. A ``run`` ends with the first token not kept.
         """
         lengths, (rows, width) = laws.lengths.numpy(), self.keep.shape
         real = np.arange(width + gamma) < lengths[:, None]
@@ -88,7 +88,7 @@ class Acceptance:
         return Walk(gamma, sizes, at.sum(1), others.sum(1), (others * self.nats).sum(1), worst)
 
 
-def greedy(rule: Acceptor, laws: Laws) -> Acceptance:
+def greedy(rule: Acceptor, laws: TextLogits) -> Acceptance:
     """Return how a rule decides the draft's likeliest token at every position."""
     p = torch.cat([laws.p, laws.p[:, -1:]], dim=1)
     decision = decide(rule, Verification(laws.best, p, draft_logits=laws.q))
@@ -96,7 +96,7 @@ def greedy(rule: Acceptor, laws: Laws) -> Acceptance:
     return Acceptance(_array(decision.keep), _array(others), _array(_lost(laws.p, laws.best)))
 
 
-def drawn(rule: Acceptor, laws: Laws) -> tuple[Acceptance, dict[str, float]]:
+def drawn(rule: Acceptor, laws: TextLogits) -> tuple[Acceptance, dict[str, float]]:
     """Return how a rule decides drawn tokens, each on its own, and its mean losses over all positions."""
     keep, others = np.zeros(laws.real.shape), np.zeros(laws.real.shape)
     rows, columns = (x.numpy() for x in laws.real.nonzero(as_tuple=True))
@@ -193,7 +193,7 @@ def drawn_with(p: Tensor, q: Tensor, written: Tensor, randomness: Randomness) ->
     return tokens, torch.where(kept, second * bound, bound + second * (1 - bound))
 
 
-def rounds(rule: Acceptor, laws: Laws, gamma: int, do_sample: bool = False, end: float = 0.0) -> Walk:
+def rounds(rule: Acceptor, laws: TextLogits, gamma: int, do_sample: bool = False, end: float = 0.0) -> Walk:
     """Walk round by round, all texts together, for rules that look at a whole draft or at earlier rounds.
 
     A draft ends once Π q(xᵢ) of its tokens is below ``end``.
@@ -239,9 +239,9 @@ def _at(values: Tensor, tokens: Tensor) -> Tensor:
     return values.gather(-1, tokens[..., None])[..., 0]
 
 
-def _repeated(laws: Laws, copies: int) -> Laws:
+def _repeated(laws: TextLogits, copies: int) -> TextLogits:
     fields = (laws.p, laws.q, laws.best, laws.written, laws.lengths)
-    return Laws(*(x.repeat_interleave(copies, 0) for x in fields), limit=laws.limit)
+    return TextLogits(*(x.repeat_interleave(copies, 0) for x in fields), limit=laws.limit)
 
 
 def _array(values: Tensor) -> np.ndarray:

@@ -16,8 +16,8 @@ from ...drafting.vocabulary import vocabulary_of
 from ...models.processing import process
 from ...models.reading import ReadText, read_text, variant_states
 from ...models.target import TargetReader
-from .laws import CHUNK
 from .replay import Given, drawn_with
+from .text_logits import CHUNK
 
 STATES = frozenset({"hidden", "draft_hidden", "dropped_heads"})
 """What rules may need besides the laws."""

@@ -6,15 +6,18 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from safetensors.torch import load
 
+import hf_lossy_assist
 from hf_lossy_assist.drafting.draft_ends import LONGEST
 from hf_lossy_assist.errors import LossyValueError
+from hf_lossy_assist.evaluation import evaluation
 from hf_lossy_assist.evaluation.advice.advice import Advice, Replayed
-from hf_lossy_assist.evaluation.advice.advising import Advising
+from hf_lossy_assist.evaluation.advice.advising import Advising, target_alone
 from hf_lossy_assist.evaluation.advice.replay import Walk
-from hf_lossy_assist.evaluation.answers import Answer
+from hf_lossy_assist.evaluation.answers import AnswerStore, load_answers
 from hf_lossy_assist.evaluation.costs import Costs
-from hf_lossy_assist.evaluation.modes import EVERYTHING, DecodingMode, Models
+from hf_lossy_assist.evaluation.modes import EVERYTHING, DecodingMode
 from hf_lossy_assist.evaluation.requests import batches_of, run_request
 
 NOTHING = np.zeros(4)
@@ -65,15 +68,15 @@ def test_other_costs_leave_the_setting_that_ran(advice):
 
 
 def test_a_given_draft_cost_is_of_all_that_is_written(models, tokenizer, tmp_path):
-    given = {"modes": "topk", "max_new_tokens": 8, "guard": 0}
-    advice = Advising(models, tokenizer, [[1, 5, 9]], draft_cost=0.25, out=tmp_path, **given).run()
+    answers = target_alone(models, tokenizer, [[1, 5, 9]], max_new_tokens=8)
+    advice = Advising(answers, "topk", draft_cost=0.25, guard=0, out=tmp_path).run()
     assert advice.draft_cost == pytest.approx(0.25)
     assert '"draft_cost": 0.25' in (tmp_path / "advice.json").read_text(encoding="utf-8")
 
 
 def test_default_drafts_are_tried_too(models, tokenizer, tmp_path):
-    given = {"max_new_tokens": 20, "guard": 0, "out": tmp_path}
-    advice = Advising(models, tokenizer, [[1, 5, 9], [1, 7, 3]], "topk@auto", **given).run()
+    answers = target_alone(models, tokenizer, [[1, 5, 9], [1, 7, 3]], max_new_tokens=20)
+    advice = Advising(answers, "topk@auto", guard=0, out=tmp_path).run()
     assert (tmp_path / "advice.png").exists()
     assert all("auto" in one.walks for one in advice.replayed)
     assert advice.best("topk").settings["num_assistant_tokens"] == "auto"
@@ -83,14 +86,52 @@ def test_default_drafts_are_tried_too(models, tokenizer, tmp_path):
     assert advice.replayed[0].walks["auto"].rounds.tolist() == seen
 
 
-def test_known_answers_end_as_the_tokenizer_s_and_empty_ones_are_made(pair, monkeypatch):
-    end = pair.tokenizer.eos_token_id
-    monkeypatch.setattr(pair.target.generation_config, "eos_token_id", [end - 1, end, end + 1])
-    known = {i: Answer("plain", i, 1.0, 3, 3, 0, None, text, cut=not text) for i, text in enumerate(("1 + 2", ""))}
-    given = (Models(pair.target, pair.draft), pair.tokenizer, [[5, 9, 7], [7, 3, 8]])
-    said, made = Advising(*given, max_new_tokens=8, answers=known)._texts
-    assert said["ids"][-1] == end
-    assert made["ids"].tolist() == Advising(*given, max_new_tokens=8)._texts[1]["ids"].tolist()
+@pytest.mark.parametrize("first", ["advise", "evaluate"])
+def test_advise_and_evaluate_share_the_target_s_texts(pair, tmp_path, monkeypatch, first):
+    """Whoever comes second makes no text that is there: one record for each mode and problem."""
+    models, given = (pair.target, pair.draft), {"limit": 2, "max_new_tokens": 12, "out": tmp_path}
+
+    def advised():
+        return hf_lossy_assist.advise(*models, pair.tokenizer, pair.task, modes="topk", measure="task", **given)
+
+    def evaluated():
+        more = {"tokenizer": pair.tokenizer, "task": pair.task, "costs": False}
+        return hf_lossy_assist.evaluate(*models, modes="plain,topk", **more, **given)
+
+    answered, run = [], evaluation.run_request
+
+    def noted(models, mode, batch, *instruments, **options):
+        answered.extend([mode.label] if len(instruments) > 1 else ())  # calls that warm up have no instruments
+        return run(models, mode, batch, *instruments, **options)
+
+    monkeypatch.setattr(evaluation, "run_request", noted)
+    advice = advised() if first == "advise" else evaluated() and advised()
+    assert evaluated().modes["plain"].n == len(advice.tokens) == 2
+    assert answered.count("plain") == answered.count("topk") == 2
+    records = load_answers(tmp_path)[1]
+    assert sorted((x.mode, x.id) for x in records) == [("plain", 0), ("plain", 1), ("topk", 0), ("topk", 1)]
+    assert advice.tokens.tolist() == [x.tokens for x in records if x.mode == "plain"]
+    (text, *_) = (load(path.read_bytes()) for path in tmp_path.glob("*-logits.safetensors"))
+    assert pair.tokenizer.decode(text["ids"]).endswith(tuple(x.text for x in records if x.mode == "plain"))
+
+
+def test_a_folder_that_compares_with_lossless_has_the_target_s_texts(pair, tmp_path):
+    models, given = (pair.target, pair.draft), {"limit": 1, "max_new_tokens": 12, "out": tmp_path}
+    more = {"tokenizer": pair.tokenizer, "task": pair.task, "costs": False, "batch_size": 2, "gamma": 3}
+    hf_lossy_assist.evaluate(*models, modes="lossless,topk", **more, **given)
+    hf_lossy_assist.advise(*models, pair.tokenizer, pair.task, modes="topk", **given | {"limit": 2})
+    assert [(x.mode, x.id) for x in load_answers(tmp_path)[1]] == [("lossless", 0), ("topk", 0), ("lossless", 1)]
+
+
+def test_tokens_that_a_text_does_not_tell_stand_beside_it(models, tokenizer, tmp_path):
+    whole = target_alone(models, tokenizer, [[1, 5, 9], [1, 7, 3]], max_new_tokens=20)
+    store = AnswerStore(tmp_path, whole.plan())
+    list(whole.run(store))
+    for i, batch in enumerate(whole.batches):
+        made = run_request(models, whole.modes[0], batch, 20).rows[0].tolist()
+        assert whole.tokens_of(AnswerStore(tmp_path, whole.plan()).known["plain", i]) == made
+    with pytest.raises(LossyValueError, match="`out`"):
+        whole.tokens_of(replace(store.known["plain", 0], text="crc32:00000000", ids=()))
 
 
 @pytest.mark.parametrize(("given", "said"), [
@@ -99,5 +140,6 @@ def test_known_answers_end_as_the_tokenizer_s_and_empty_ones_are_made(pair, monk
 ])  # fmt: skip
 def test_wrong_arguments_are_refused_before_any_forward(models, tokenizer, monkeypatch, given, said):
     monkeypatch.setattr(Advising, "laws", None)
+    answers = target_alone(models, tokenizer, [[1, 5, 9]], temperature=given.pop("temperature", None))
     with pytest.raises(LossyValueError, match=said):
-        Advising(models, tokenizer, [[1, 5, 9]], **given).run()
+        Advising(answers, **given).run()

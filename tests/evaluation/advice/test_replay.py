@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from hf_lossy_assist.acceptors import REGISTRY
-from hf_lossy_assist.evaluation.advice.laws import CHUNK, LIKELIEST, Laws, processors_of, read_laws
 from hf_lossy_assist.evaluation.advice.replay import Acceptance, greedy, rounds
+from hf_lossy_assist.evaluation.advice.text_logits import CHUNK, LIKELIEST, TextLogits, processors_of, read_logits
 from hf_lossy_assist.evaluation.modes import DecodingMode
 from hf_lossy_assist.evaluation.requests import batches_of, run_request
 
@@ -17,13 +17,13 @@ PROMPTS = [[1, 5, 9], [1, 7, 3, 3, 8], [1, 2]]
 
 
 @pytest.fixture(scope="module")
-def laws(models) -> Laws:
+def laws(models) -> TextLogits:
     """Both models' laws along greedy texts of the target."""
     mode, texts = DecodingMode(), []
     for batch in batches_of(PROMPTS):
         prompt, answer = batch.ids[0].tolist(), run_request(models, mode, batch, LIMIT).rows[0].tolist()
-        texts.append(read_laws(models.target, models.draft, prompt, answer, processors_of(models.target, prompt)))
-    return Laws.of(texts, LIMIT)
+        texts.append(read_logits(models.target, models.draft, prompt, answer, processors_of(models.target, prompt)))
+    return TextLogits.of(texts, LIMIT)
 
 
 @pytest.mark.parametrize("gamma", [1, 3, 8, 50])
@@ -74,7 +74,7 @@ def test_expected_walks_are_those_of_many_drawn_ones(gamma, limit):
     keep = generator.uniform(0.3, 1.0, (2, 12))
     others, nats = keep * generator.uniform(0, 1, (2, 12)), generator.uniform(0, 3, (2, 12))
     empty = torch.zeros(2, 12, 1)
-    of_texts = Laws(empty, empty, empty[..., 0].long(), empty[..., 0].long(), torch.from_numpy(lengths), limit)
+    of_texts = TextLogits(empty, empty, empty[..., 0].long(), empty[..., 0].long(), torch.from_numpy(lengths), limit)
     walk = Acceptance(keep, others, nats).walk(of_texts, gamma)
     draws = 20_000
     for row, length in enumerate(lengths):
@@ -121,9 +121,9 @@ def test_a_text_longer_than_a_chunk_is_read_as_one(models, monkeypatch):
     ).tolist()
     processors = processors_of(models.target, [1, 2], do_sample=False, repetition_penalty=1.3)
     assert len(processors) == 1
-    whole = read_laws(models.target, models.draft, [1, 2], answer, processors)
-    monkeypatch.setattr("hf_lossy_assist.evaluation.advice.laws.CHUNK", 7)
-    parts = read_laws(models.target, models.draft, [1, 2], answer, processors)
+    whole = read_logits(models.target, models.draft, [1, 2], answer, processors)
+    monkeypatch.setattr("hf_lossy_assist.evaluation.advice.text_logits.CHUNK", 7)
+    parts = read_logits(models.target, models.draft, [1, 2], answer, processors)
     for name in ("p", "q"):
         # Near ties may swap slots, which sorting undoes.
         torch.testing.assert_close(parts[name].sort(-1).values, whole[name].sort(-1).values, atol=1e-3, rtol=1e-3)

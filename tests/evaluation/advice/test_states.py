@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from hf_lossy_assist.acceptors import REGISTRY
-from hf_lossy_assist.evaluation.advice.laws import processors_of
 from hf_lossy_assist.evaluation.advice.states import decided
+from hf_lossy_assist.evaluation.advice.text_logits import processors_of
 from hf_lossy_assist.evaluation.modes import Models
 from hf_lossy_assist.heads import JudgeConfig, JudgeHead, ModelIdentity
 from tests.small_pair import verifier_for

@@ -31,7 +31,10 @@ class Numbers(Task):
 
 
 class Words:
-    pad_token_id = 0
+    pad_token_id = eos_token_id = 0
+
+    def __call__(self, text: str, **kwargs):
+        return {"input_ids": [int(word) for word in text.split()]}
 
     def batch_decode(self, rows, **kwargs):
         return [" ".join(map(str, row.tolist())) for row in rows]

@@ -26,7 +26,7 @@ _NONE = 1e-6  # of a probability that is only rounding
 
 
 @dataclass(frozen=True, eq=False)
-class Laws:
+class TextLogits:
     """Both models' laws along texts of the target, which are rows padded to the longest.
 
     Tokens are named by their slots among a position's candidates, C in number.
@@ -53,8 +53,8 @@ class Laws:
     limit: int
 
     @classmethod
-    def of(cls, texts: Sequence[Mapping[str, Tensor]], limit: int) -> Laws:
-        """Join texts that :func:`read_laws` has read."""
+    def of(cls, texts: Sequence[Mapping[str, Tensor]], limit: int) -> TextLogits:
+        """Join texts that :func:`read_logits` has read."""
         stacked = {
             name: torch.nn.utils.rnn.pad_sequence([text[name] for text in texts], batch_first=True)
             for name in ("p", "q", "best", "written")
@@ -85,14 +85,14 @@ class Laws:
 
 
 @torch.inference_mode()
-def read_laws(
+def read_logits(
     target: PreTrainedModel,
     draft: PreTrainedModel,
     prompt: Sequence[int],
     answer: Sequence[int],
     processors: LogitsProcessorList,
 ) -> dict[str, Tensor]:
-    """Return the fields of :class:`Laws` about one text ``(T, …)``, from one pass of each model over it.
+    """Return the fields of :class:`TextLogits` about one text ``(T, …)``, from one pass of each model over it.
 
     ``processors`` are those of ``generate()``, which draft and target share.
     """
