@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 from ..core.messages import Verification
 from ..errors import LossyValueError
 from ..heads import Head
-from .base import Acceptor, DroppedHeads, UnverifiedDrafting, with_lossless
+from .base import Acceptor, DroppedHeads, with_lossless
 from .lossless import Lossless
 from .registry import setting
 
@@ -61,7 +61,7 @@ class _Composed(Acceptor):
         return any(rule.reads_draft for rule in self.rules)
 
     @property
-    def unverified_drafting(self) -> UnverifiedDrafting | None:
+    def unverified_drafting(self) -> Acceptor | None:
         return next((rule.unverified_drafting for rule in self.rules if rule.unverified_drafting), None)
 
     def is_lossless(self, do_sample: bool) -> bool:

@@ -248,7 +248,7 @@ class Eagle3(nn.Module):
             base_model=config.target_name,
         )
         read = "the usual three" if config.target_layers is None else ", ".join(map(str, config.target_layers))
-        return _CARD.format(
+        return (Path(__file__).parent / "eagle3_card.md").read_text(encoding="utf-8").format(
             metadata=data.to_yaml(), target=target, parameters=f"{sum(p.numel() for p in self.parameters()):,}",
             layers=read, drafted=f"{config.draft_vocab_size:,}", vocabulary=f"{config.layer.vocab_size:,}",
         )  # fmt: skip
@@ -280,28 +280,6 @@ class _FirstLayer(nn.Module):
 def _parts(kind: str) -> list[type[nn.Module]]:
     module = importlib.import_module(f"transformers.models.{kind}.modeling_{kind}")
     return [getattr(module, kind.capitalize() + name) for name in ("DecoderLayer", "RMSNorm", "RotaryEmbedding")]
-
-
-_CARD = """---
-{metadata}
----
-
-# EAGLE-3 head for {target}
-
-One decoder layer that drafts for {target} in speculative decoding, from the target's own states (EAGLE-3,
-arXiv 2503.01840): {parameters} parameters. It reads the states {layers}, and drafts {drafted} of {vocabulary} tokens.
-
-```python
-import hf_lossy_assist
-from hf_lossy_assist import Eagle3
-
-hf_lossy_assist.enable()
-head = Eagle3.from_pretrained("this folder or repository")
-target.generate(**inputs, assistant_model=head, lossy_mode="lossless")
-```
-
-The files are in the format of `speculators`, which vLLM serves too.
-"""
 
 
 def _weights(folder: Path) -> dict[str, Tensor]:
