@@ -25,6 +25,9 @@ class DraftLength:
 
     size: int
 
+    adapts: ClassVar[bool] = False
+    """Whether the size follows from what was kept."""
+
     def observe(self, drafted: int, accepted: int) -> None:
         """Learn from a round that drafted tokens."""
         return
@@ -33,6 +36,8 @@ class DraftLength:
 @dataclass
 class HeuristicLength(DraftLength):
     """Adds two after a fully accepted draft and subtracts one otherwise: transformers' ``"heuristic"`` schedule."""
+
+    adapts: ClassVar[bool] = True
 
     def observe(self, drafted: int, accepted: int) -> None:
         self.size = self.size + 2 if accepted == drafted else max(1, self.size - 1)

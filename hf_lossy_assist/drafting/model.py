@@ -221,7 +221,7 @@ class ModelDrafter(Drafter, CandidateGenerator):
     def _learn(self, accepted: int) -> None:
         if self.stop is not None:
             self.stop.observe(self._drafted, accepted)
-        if self._drafted:
+        if self._drafted and self.draft_length.adapts:
             self.draft_length.observe(self._drafted, accepted)
         self._drafted = 0
 
