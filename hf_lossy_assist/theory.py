@@ -8,6 +8,7 @@ results are of the same kind (tensors for lists, floats for numbers). Values out
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import accumulate
@@ -19,6 +20,7 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 from .errors import LossyUnsupportedError, LossyValueError
+from .values import bounded
 
 Seconds = float | tuple[float, float] | Callable[[int], float]
 """Time of a target forward over n tokens: a constant, ``(base, per_token)`` for ``base + per_token·n``, or T(n)."""
@@ -69,7 +71,7 @@ def expected_tokens_per_round(alpha: Any, gamma: int) -> Any:
     """
     (alpha,), back = _rates(alpha=alpha)
     total = torch.ones_like(alpha)
-    for _ in range(_count("gamma", gamma)):  # Horner's scheme does not cancel near α = 1.
+    for _ in range(_number("gamma", gamma, 0, integer=True)):  # Horner's scheme does not cancel near α = 1.
         total = total * alpha + 1
     return back(total)
 
@@ -111,7 +113,7 @@ def best_gamma(
     """
     alpha = _number("alpha", alpha, 0, 1)
     seconds = _round_time(t_draft, t_target, t_head)
-    if _count("lowest", lowest) > _count("highest", highest):
+    if _number("lowest", lowest, 0, integer=True) > _number("highest", highest, 0, integer=True):
         raise LossyValueError(f"`lowest` has to be at most `highest`, but they are {lowest} and {highest}")
     tokens = [*accumulate(alpha**i for i in range(highest + 1))]
     return max(range(lowest, highest + 1), key=lambda gamma: tokens[gamma] / seconds(gamma))
@@ -173,8 +175,8 @@ def sprinter_expected_run_length(tpr: Any, fpr: Any, r: int, max_draft: int | No
     (inf, 64.0)
     """
     (tpr, fpr), back = _rates(tpr=tpr, fpr=fpr)
-    bound = None if max_draft is None else _count("max_draft", max_draft, 1)
-    return back(_run_length(tpr, fpr, _count("r", r), bound))
+    bound = None if max_draft is None else _number("max_draft", max_draft, 1, integer=True)
+    return back(_run_length(tpr, fpr, _number("r", r, 0, integer=True), bound))
 
 
 def sprinter_stopping_time(tpr: Any, fpr: Any, r: int, t_draft: float, max_draft: int | None = None) -> Any:
@@ -190,8 +192,8 @@ def sprinter_stopping_time(tpr: Any, fpr: Any, r: int, t_draft: float, max_draft
     3.0
     """
     (tpr, fpr), back = _rates(tpr=tpr, fpr=fpr)
-    bound = None if max_draft is None else _count("max_draft", max_draft, 1) - 1
-    return back(_number("t_draft", t_draft, 0) * (_run_length(tpr, fpr, _count("r", r), bound) + 1))
+    bound = None if max_draft is None else _number("max_draft", max_draft, 1, integer=True) - 1
+    return back(_number("t_draft", t_draft, 0) * (_run_length(tpr, fpr, _number("r", r, 0, integer=True), bound) + 1))
 
 
 @dataclass(frozen=True)
@@ -263,7 +265,7 @@ class DenseDecoder:
 
     def forward(self, tokens: int = 1, context: int = 0) -> ForwardFlops:
         """Return the operations of a forward over ``tokens`` new tokens after ``context`` cached ones."""
-        tokens, context = _count("tokens", tokens), _count("context", context)
+        tokens, context = _number("tokens", tokens, 0, integer=True), _number("context", context, 0, integer=True)
         seen = np.arange(context + 1, context + tokens + 1)
         pairs = sum(int(np.minimum(seen, window or seen).sum()) for window in self.windows)
         sizes = self.block_weights, self.head_weights, self.embedding_weights
@@ -357,13 +359,7 @@ def _rates(**given: Any) -> _Read:
     return tensors, back
 
 
-def _number(name: str, value: Any, low: float, high: float = float("inf")) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float | np.number) or not low <= value <= high:
-        raise LossyValueError(f"`{name}` has to be a number in [{low:g}, {high:g}], but is {value!r}")
-    return float(value)
-
-
-def _count(name: str, value: Any, low: int = 0) -> int:
-    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < low:
-        raise LossyValueError(f"`{name}` has to be an int >= {low}, but is {value!r}")
-    return int(value)
+def _number(name: str, value: Any, low: float, high: float = math.inf, *, integer: bool = False) -> Any:
+    value = value.item() if isinstance(value, np.generic) else value
+    bounded(low, high, integer=integer).check(name, value)
+    return value

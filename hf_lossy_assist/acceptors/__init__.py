@@ -6,14 +6,11 @@ from pkgutil import iter_modules
 from .base import Acceptor as Acceptor
 from .base import DroppedHeads as DroppedHeads
 from .base import GreedyRule as GreedyRule
-from .base import UnverifiedDrafting as UnverifiedDrafting
 from .base import decide as decide
 from .composed import AllOf as AllOf
 from .composed import AnyOf as AnyOf
 from .registry import REGISTRY as REGISTRY
 from .registry import Setting as Setting
-from .registry import check_choice as check_choice
-from .registry import check_number as check_number
 from .registry import describe as describe
 from .registry import head_type as head_type
 from .registry import place_rule_head as place_rule_head

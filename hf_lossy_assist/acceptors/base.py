@@ -15,7 +15,6 @@ from transformers import PreTrainedModel
 from ..core.distributions import drawable
 from ..core.limits import LosslessPositions
 from ..core.messages import Decision, Verification
-from ..heads import VerifierHead
 from .registry import Formula, setting, settings_of
 
 AUTO = "auto"
@@ -31,19 +30,6 @@ class DroppedHeads:
 
     num_paths: int
     dropout: float | str
-
-
-@dataclass(frozen=True)
-class UnverifiedDrafting:
-    """A request that the draft commit tokens without the target while ``head`` scores them above ``threshold``.
-
-    The target decides at least every ``max_draft``-th token. ``rule`` is the name of the requesting rule.
-    """
-
-    head: VerifierHead
-    threshold: float
-    max_draft: int
-    rule: str = ""
 
 
 @dataclass(frozen=True)
@@ -101,8 +87,8 @@ class Acceptor(ABC):
     dropped_heads: ClassVar[DroppedHeads | None] = None
     """The dropped heads that the rule reads, or None."""
 
-    unverified_drafting: ClassVar[UnverifiedDrafting | None] = None
-    """How the draft may commit tokens without the target, or None."""
+    unverified_drafting: ClassVar[Acceptor | None] = None
+    """The rule by whose head the draft commits tokens without the target, or None."""
 
     drafts_until: ClassVar[float] = 0.5
     """Where no draft length is given, a draft ends once Π q(xᵢ) is below this: lower for rules that keep more."""

@@ -13,9 +13,19 @@ from transformers import PreTrainedModel
 from ..core.messages import Verification
 from ..errors import LossyValueError
 from ..heads import Head
-from .base import Acceptor, DroppedHeads, UnverifiedDrafting, with_lossless
+from .base import Acceptor, with_lossless
 from .lossless import Lossless
 from .registry import setting
+
+
+def _any(name: str) -> property:
+    """Return a property that holds where it holds for any of the rules."""
+    return property(lambda self: any(getattr(rule, name) for rule in self.rules))
+
+
+def _first(name: str) -> property:
+    """Return a property whose value is that of the first rule that has one."""
+    return property(lambda self: next(filter(None, (getattr(rule, name) for rule in self.rules)), None))
 
 
 @dataclass(frozen=True)
@@ -25,6 +35,9 @@ class _Composed(Acceptor):
     paper = "composition"
     conjunction: ClassVar[str]
     drafts_until_of: ClassVar[Callable[[Iterable[float]], float]]
+
+    dropped_heads, unverified_drafting = _first("dropped_heads"), _first("unverified_drafting")
+    reads_draft, adds_lossless, has_budget = _any("reads_draft"), _any("adds_lossless"), _any("has_budget")
 
     @property
     def name(self) -> str:
@@ -49,36 +62,16 @@ class _Composed(Acceptor):
         return frozenset().union(*(rule.needs for rule in self.rules))
 
     @property
-    def dropped_heads(self) -> DroppedHeads | None:
-        return next((rule.dropped_heads for rule in self.rules if rule.dropped_heads), None)
-
-    @property
     def drafts_until(self) -> float:
         return self.drafts_until_of(rule.drafts_until for rule in self.rules)
-
-    @property
-    def reads_draft(self) -> bool:
-        return any(rule.reads_draft for rule in self.rules)
-
-    @property
-    def unverified_drafting(self) -> UnverifiedDrafting | None:
-        return next((rule.unverified_drafting for rule in self.rules if rule.unverified_drafting), None)
 
     def is_lossless(self, do_sample: bool) -> bool:
         # When sampling, one rule's acceptance with another's correction need not add up to p.
         return not do_sample and all(rule.is_lossless(do_sample) for rule in self.rules)
 
     @property
-    def adds_lossless(self) -> bool:
-        return any(rule.adds_lossless for rule in self.rules)
-
-    @property
     def corrects_greedily(self) -> bool:
         return self.rules[-1].corrects_greedily
-
-    @property
-    def has_budget(self) -> bool:
-        return any(rule.has_budget for rule in self.rules)
 
     def correction(self, v: Verification, at: Tensor) -> Tensor:
         if v.do_sample and self.adds_lossless:

@@ -192,25 +192,6 @@ def _parameters(rule: Rule) -> Mapping[str, str]:
     return {name: _line(text) for names, text in entries for name in names.split(", ")}
 
 
-def check_number(
-    rule: str,
-    name: str,
-    value: Any,
-    low: float,
-    high: float = float("inf"),
-    *,
-    integer: bool = False,
-    word: str | None = None,
-) -> None:
-    """Raise :class:`LossyValueError` unless a rule's setting is a number in ``[low, high]``."""
-    values.bounded(low, high, integer=integer, word=word).check(name, value, f" of the rule {rule!r}")
-
-
-def check_choice(rule: str, name: str, value: Any, choices: tuple[str, ...]) -> None:
-    """Raise :class:`LossyValueError` unless a rule's setting is one of ``choices``."""
-    Setting(name, None, choices=choices).bound.check(name, value, f" of the rule {rule!r}")
-
-
 def head_type(rule: Rule) -> type[Head] | None:
     """Return the class of trained head that a rule uses, or None."""
     return next((x.metadata["head"] for x in fields(rule) if "head" in x.metadata), None)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from ..heads import VerifierHead
-from .base import UnverifiedDrafting
 from .composed import HeadRule
 from .registry import Formula, register, setting
 
@@ -56,6 +55,6 @@ class Sprinter(HeadRule):
     lossless_at = {"threshold": 1.0}
 
     @property
-    def unverified_drafting(self) -> UnverifiedDrafting:
-        """How far the draft goes on without the target."""
-        return UnverifiedDrafting(self.head, self.threshold, self.max_draft, self.name)
+    def unverified_drafting(self) -> Sprinter:
+        """The rule itself, whose head commits tokens without the target."""
+        return self

@@ -194,7 +194,7 @@ class UnverifiedDecoding(Decoding):
         for row, tokens, said in zip(self.texts.rows, run.committed, scores, strict=True):
             own = self.stats.rows[row]
             count = max(0, min(len(tokens), progress.generated[row] - len(own.trace)))
-            own.add_run(tokens[:count], self.request.rule, said[:count])
+            own.add_run(tokens[:count], self.request.name, said[:count])
             progress.lossy[row] += count
 
 

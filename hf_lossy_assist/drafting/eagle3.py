@@ -5,19 +5,15 @@ from __future__ import annotations
 import importlib
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from pathlib import Path
-from pickle import UnpicklingError
-from typing import Any, Self, TypeVar
-from zipfile import ZIP_STORED, BadZipFile, ZipFile, is_zipfile
+from typing import Any, Self
+from zipfile import ZIP_STORED, ZipFile, is_zipfile
 
 import torch
 from huggingface_hub import ModelCardData
-from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
-from transformers import DynamicCache, PretrainedConfig, PreTrainedModel
+from transformers import DynamicCache, PreTrainedModel
 
 from ..compat import CACHE
 from ..errors import LossyValueError
@@ -29,9 +25,6 @@ from .vocabulary import vocabulary_sizes
 _FILES = (CONFIG, "*.safetensors", "pytorch_model*.bin")
 # `t2d` follows from `d2t`, and the others from the target or the configuration.
 _SUPERFLUOUS = re.compile(r"t2d|verifier_(lm_head|norm)\..*|.*\.inv_freq")
-
-
-_T = TypeVar("_T")
 
 
 class Eagle3(nn.Module):
@@ -62,7 +55,8 @@ class Eagle3(nn.Module):
         super().__init__()
         self.config = config
         layer = config.layer
-        self._inner = _with_attention(layer)
+        values = {name: value for name, value in layer.to_dict().items() if name != "model_type"}
+        self._inner = type(layer)(**values, attn_implementation="sdpa")
         decoder_layer, norm, rotary = _parts(layer.model_type)
         width, read = layer.hidden_size, config.layers_read * config.target_hidden_size
         self.embed_tokens = nn.Embedding(layer.vocab_size, width) if own_embeddings else None
@@ -209,45 +203,28 @@ class Eagle3(nn.Module):
         folder = local_files(pretrained_model_name_or_path, _FILES, revision=revision, **download)
         config = Eagle3Config.from_dict(read_config(folder))
 
-        def check(shapes: Mapping[str, tuple[int, ...]]) -> None:
-            try:
-                with torch.device("meta"):  # a configuration may ask for any size
-                    blank = cls(config, own_embeddings="embed_tokens.weight" in shapes)
-            except Exception as error:  # of whatever kind: transformers makes the layer
-                raise LossyValueError(
-                    f"the layer of the EAGLE-3 head in {str(folder)!r} can't be made, perhaps because of its "
-                    f"`rope_parameters`, `rope_scaling` or `rope_theta`: {error!r}"
-                ) from error
-            blank.check_weights(shapes, str(folder))
-
-        weights = _weights(folder, check)
-        head = cls(config, own_embeddings="embed_tokens.weight" in weights)
-        head.load(weights, str(folder))
+        weights = _weights(folder)
+        own_embeddings = "embed_tokens.weight" in weights
+        try:
+            with torch.device("meta"):  # a configuration may ask for any size
+                blank = cls(config, own_embeddings)
+        except Exception as error:  # of whatever kind: transformers makes the layer
+            raise LossyValueError(
+                f"the layer of the EAGLE-3 head in {str(folder)!r} can't be made, perhaps because of its `hidden_act`, "
+                f"`rope_parameters`, `rope_scaling` or `rope_theta`: {error!r}"
+            ) from error
+        if config.draft_vocab_size == config.layer.vocab_size:
+            weights.setdefault("d2t", torch.zeros(config.draft_vocab_size, dtype=torch.long))
+        try:
+            blank.load_state_dict(weights, assign=True)
+        except RuntimeError as error:
+            raise LossyValueError(
+                f"the EAGLE-3 head in {str(folder)!r} has other weights than its {CONFIG} says: {error}; pass another "
+                "head, or download it again"
+            ) from error
+        head = cls(config, own_embeddings)
+        head.load_state_dict(weights)
         return head.to(dtype or weights["fc.weight"].dtype).eval()
-
-    def load(self, weights: Mapping[str, Tensor], source: str) -> None:
-        """Load the weights of a checkpoint; every tensor has to have a place."""
-        self.check_weights({name: tuple(value.shape) for name, value in weights.items()}, source)
-        self.load_state_dict(dict(weights), strict=False)
-
-    def check_weights(self, given: Mapping[str, tuple[int, ...]], source: str) -> None:
-        """Raise unless these are the shapes of its weights."""
-        shapes = {name: tuple(value.shape) for name, value in self.state_dict().items()}
-        missing = sorted(shapes.keys() - given.keys() - {"d2t"})
-        unknown = sorted(given.keys() - shapes.keys())
-        wrong = sorted(name for name in shapes.keys() & given.keys() if shapes[name] != given[name])
-        found = [f"lacks {missing}"] if missing else []
-        found += [f"has {unknown} besides"] if unknown else []
-        found += [f"has {name!r} of the shape {given[name]}, not {shapes[name]}" for name in wrong]
-        if found:
-            raise LossyValueError(
-                f"the EAGLE-3 head in {source!r} has other weights than its {CONFIG} says: it {'; it '.join(found)}"
-            )
-        if "d2t" not in given and self.config.draft_vocab_size != self.config.layer.vocab_size:
-            raise LossyValueError(
-                f"the EAGLE-3 head in {source!r} drafts {self.config.draft_vocab_size} of "
-                f"{self.config.layer.vocab_size} tokens, but has no 'd2t' that says which"
-            )
 
     def save_pretrained(self, save_directory: str | Path) -> None:
         """Write configuration, weights and a model card into a folder, in the format of speculators and vLLM."""
@@ -271,7 +248,7 @@ class Eagle3(nn.Module):
             base_model=config.target_name,
         )
         read = "the usual three" if config.target_layers is None else ", ".join(map(str, config.target_layers))
-        return _CARD.format(
+        return (Path(__file__).parent / "eagle3_card.md").read_text(encoding="utf-8").format(
             metadata=data.to_yaml(), target=target, parameters=f"{sum(p.numel() for p in self.parameters()):,}",
             layers=read, drafted=f"{config.draft_vocab_size:,}", vocabulary=f"{config.layer.vocab_size:,}",
         )  # fmt: skip
@@ -305,57 +282,26 @@ def _parts(kind: str) -> list[type[nn.Module]]:
     return [getattr(module, kind.capitalize() + name) for name in ("DecoderLayer", "RMSNorm", "RotaryEmbedding")]
 
 
-_CARD = """---
-{metadata}
----
-
-# EAGLE-3 head for {target}
-
-One decoder layer that drafts for {target} in speculative decoding, from the target's own states (EAGLE-3,
-arXiv 2503.01840): {parameters} parameters. It reads the states {layers}, and drafts {drafted} of {vocabulary} tokens.
-
-```python
-import hf_lossy_assist
-from hf_lossy_assist import Eagle3
-
-hf_lossy_assist.enable()
-head = Eagle3.from_pretrained("this folder or repository")
-target.generate(**inputs, assistant_model=head, lossy_mode="lossless")
-```
-
-The files are in the format of `speculators`, which vLLM serves too.
-"""
-
-
-def _with_attention(config: PretrainedConfig) -> PretrainedConfig:
-    """Return a copy of a layer's configuration that computes attention by SDPA."""
-    kind = type(config)
-    return kind(**{k: v for k, v in config.to_dict().items() if k != "model_type"}, attn_implementation="sdpa")
-
-
-def _weights(folder: Path, check: Callable[[dict[str, tuple[int, ...]]], None]) -> dict[str, Tensor]:
-    """Return a checkpoint's tensors under the names of speculators, once ``check`` has seen their shapes."""
+def _weights(folder: Path) -> dict[str, Tensor]:
+    """Return a checkpoint's tensors under the names of speculators."""
     files = sorted(folder.glob("*.safetensors")) or sorted(folder.glob("pytorch_model*.bin"))
     if not files:
         raise LossyValueError(f"{str(folder)!r} has no weights of an EAGLE-3 head, neither safetensors nor a .bin file")
-    shapes: dict[str, tuple[int, ...]] = {}
-    tensors: dict[str, Tensor] = {}
+    weights: dict[str, Tensor] = {}
     for file in files:
-        with _tensors_only(file):
-            if file.suffix == ".safetensors":
-                with safe_open(file, "pt") as header:
-                    shapes |= {name: tuple(header.get_slice(name).get_shape()) for name in header.keys()}  # noqa: SIM118
-            else:
-                tensors |= _unpacked(file)
-    check(_renamed(shapes or {name: tuple(value.shape) for name, value in tensors.items()}))
-    for file in files if shapes else ():
-        with _tensors_only(file):
-            tensors |= load_file(file)
-    renamed = _renamed(tensors)
-    for name, value in renamed.items():
+        try:
+            tensors = load_file(file) if file.suffix == ".safetensors" else _unpacked(file)
+        except Exception as error:  # of whatever kind: the file is somebody else's
+            raise LossyValueError(
+                f"{str(file)!r} is cut short, or holds more than tensors and is not executed ({error!r}); save or "
+                "download the head again, best as safetensors"
+            ) from error
+        weights |= {str(name).replace("midlayer.", "layers.0.", 1): value for name, value in tensors.items()}
+    weights = {name: value for name, value in weights.items() if not _SUPERFLUOUS.fullmatch(name)}
+    for name, value in weights.items():
         if value.is_floating_point() != (name != "d2t"):
             raise LossyValueError(f"{name!r} in {str(folder)!r} is of the type {value.dtype}; save the head again")
-    return renamed
+    return weights
 
 
 def _unpacked(file: Path) -> dict[str, Tensor]:
@@ -365,33 +311,6 @@ def _unpacked(file: Path) -> dict[str, Tensor]:
             if any(part.compress_type != ZIP_STORED for part in packed.infolist()):
                 raise ValueError("it is compressed")
     tensors = torch.load(file, map_location="cpu", weights_only=True)
-    if not isinstance(tensors, dict) or not all(isinstance(x, Tensor) for x in tensors.values()):
-        raise TypeError("it holds other things than tensors by name")
     if wrong := [name for name, x in tensors.items() if x.layout != torch.strided or not x.is_contiguous()]:
         raise ValueError(f"{wrong} are not stored whole")
     return tensors
-
-
-@contextmanager
-def _tensors_only(file: Path) -> Iterator[None]:
-    try:
-        yield
-    except (
-        SafetensorError,
-        UnpicklingError,
-        BadZipFile,
-        RuntimeError,
-        EOFError,
-        OSError,
-        TypeError,
-        ValueError,
-    ) as error:
-        raise LossyValueError(
-            f"{str(file)!r} is cut short, or holds more than tensors and is not executed ({error!r}); save or download "
-            "the head again, best as safetensors"
-        ) from error
-
-
-def _renamed(by_name: Mapping[str, _T]) -> dict[str, _T]:
-    renamed = {str(name).replace("midlayer.", "layers.0.", 1): value for name, value in by_name.items()}
-    return {name: value for name, value in renamed.items() if not _SUPERFLUOUS.fullmatch(name)}

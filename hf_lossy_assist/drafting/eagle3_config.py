@@ -2,64 +2,49 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from transformers import AutoConfig, LlamaConfig, PretrainedConfig, PreTrainedModel
-from transformers.activations import ACT2FN
 
 from ..compat import versions_of
 from ..errors import LossyUnsupportedError, LossyValueError, brief
-from ..values import SIZE, Rule, bounded, is_number
+from ..values import SIZE, Rule, bounded
 from .vocabulary import MOST_PADDING
 
 LAYER_TYPES = ("llama", "qwen3")
 """Kinds of decoder layers that a head can have."""
 
 _FLAGS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
+_OF_THE_HEAD = {
+    *_FLAGS, "architectures", "draft_vocab_size", "target_hidden_size", "eagle_config", "auto_map", "dtype",
+    "torch_dtype",
+}  # fmt: skip
 _LAYERS_READ = 3
 
 
-def _or_null(expected: str, holds: Callable[[Any], bool]) -> Rule:
-    return Rule(f"{expected} or null", lambda x: x is None or holds(x))
+def _or_null(rule: Rule) -> Rule:
+    return Rule(f"{rule.expected} or null", lambda x: x is None or rule.holds(x))
 
 
-def _is_list_of(holds: Callable[[Any], bool]) -> Callable[[Any], bool]:
-    return lambda x: isinstance(x, list) and all(map(holds, x))
+def _list_of(kind: type, items: str) -> Rule:
+    return _or_null(Rule(f"a list of {items}", lambda x: isinstance(x, list) and all(type(y) is kind for y in x)))
 
 
-def _is_text(x: Any) -> bool:
-    return isinstance(x, str)
-
-
-_COUNT = bounded(1, 64, integer=True)
-_BOOL = _or_null("a bool", lambda x: isinstance(x, bool))
-_TEXT = _or_null("a string", _is_text)
 _OBJECT = Rule("an object", lambda x: isinstance(x, Mapping))
-_OBJECT_OR_NULL = _or_null("an object", _OBJECT.holds)
-_POSITIVE = _or_null("a number > 0", lambda x: is_number(x) and x > 0)
-_SIZE_OR_NULL = _or_null(SIZE.expected, SIZE.holds)
-_STATE = bounded(-1, 1000, integer=True)
-_SHARED = ("hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim")
 _RULES: Mapping[str, Rule] = {
     **dict.fromkeys(("hidden_size", "intermediate_size", "vocab_size", "num_attention_heads"), SIZE),
-    **dict.fromkeys(("num_key_value_heads", "head_dim", "draft_vocab_size", "target_hidden_size"), _SIZE_OR_NULL),
-    **dict.fromkeys(("rms_norm_eps", "rope_theta", "max_position_embeddings"), _POSITIVE),
-    **dict.fromkeys((*_FLAGS, "attention_bias", "mlp_bias", "use_sliding_window"), _BOOL),
-    **dict.fromkeys(
-        ("eagle_config", "speculators_config", "rope_parameters", "rope_scaling", "verifier"), _OBJECT_OR_NULL
-    ),
-    **dict.fromkeys(("name_or_path", "model_type"), _TEXT),
+    **dict.fromkeys(("num_key_value_heads", "head_dim", "draft_vocab_size", "target_hidden_size"), _or_null(SIZE)),
+    **dict.fromkeys(_FLAGS, _or_null(Rule("a bool", lambda x: isinstance(x, bool)))),
+    **dict.fromkeys(("eagle_config", "speculators_config", "rope_scaling", "verifier"), _or_null(_OBJECT)),
     "transformer_layer_config": _OBJECT,
-    "num_hidden_layers": _COUNT,
-    "hidden_act": _or_null("an activation of transformers", lambda x: _is_text(x) and x in ACT2FN),
-    "architectures": _or_null("strings", _is_list_of(_is_text)),
-    "eagle_aux_hidden_state_layer_ids": _or_null(
-        "numbers of layers", lambda x: x != [] and _is_list_of(_STATE.holds)(x)
-    ),
+    "num_hidden_layers": bounded(1, 64, integer=True),
+    "name_or_path": _or_null(Rule("a string", lambda x: isinstance(x, str))),
+    "architectures": _list_of(str, "strings"),
+    "eagle_aux_hidden_state_layer_ids": _list_of(int, "numbers of layers"),
 }
-"""What values of a ``config.json`` have to be, wherever they stand in it."""
+"""What values of a ``config.json`` have to be, wherever they stand in it; transformers checks the other ones."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -225,23 +210,14 @@ def _check_values(values: Mapping[str, Any]) -> None:
 
 
 def _layer_config(kind: type[PretrainedConfig], values: Mapping[str, Any]) -> PretrainedConfig:
-    drop = {
-        "architectures",
-        "draft_vocab_size",
-        "target_hidden_size",
-        "eagle_config",
-        "auto_map",
-        "dtype",
-        "torch_dtype",
-    }
-    shown = ", ".join(f"`{name}` {brief(values.get(name))}" for name in _SHARED)
     try:
-        config = kind.from_dict({name: value for name, value in values.items() if name not in {*drop, *_FLAGS}})
+        config = kind.from_dict({name: value for name, value in values.items() if name not in _OF_THE_HEAD})
         heads = config.num_attention_heads
         if heads % (config.num_key_value_heads or heads) or (config.head_dim or 2) % 2:
-            raise ValueError("heads of keys have to divide the others, and their width has to be even")
+            raise ValueError(
+                f"`num_key_value_heads` {config.num_key_value_heads} has to divide `num_attention_heads` {heads}, and "
+                f"`head_dim` {config.head_dim} has to be even"
+            )
     except Exception as error:  # of whatever kind: transformers checks by means of its own
-        raise LossyValueError(
-            f"the layer of an EAGLE-3 head's configuration is refused, with {shown}: {error}"
-        ) from error
+        raise LossyValueError(f"the layer in an EAGLE-3 head's configuration is refused: {error}") from error
     return config

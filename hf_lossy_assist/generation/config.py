@@ -12,7 +12,7 @@ import torch
 from ..acceptors import REGISTRY, Acceptor, AllOf, AnyOf, head_type, place_rule_head, settings_of
 from ..core.limits import Limits
 from ..drafting.draft_ends import STOPS, AcceptanceStop, DraftStop
-from ..drafting.tree_config import DrawnTreeConfig, TreeConfig
+from ..drafting.tree import DrawnTreeConfig, TreeConfig
 from ..errors import LossyValueError, brief, nearest
 from ..heads import VerifierHead, place_head
 from ..values import LARGEST_INT, SETTINGS, bounded, check_keys, check_name

@@ -19,8 +19,14 @@ from ..drafting.eagle3_drafter import Eagle3Drafter
 from ..drafting.encoder_decoder import EncoderDecoderDrafter
 from ..drafting.model import ModelDrafter, mask_of
 from ..drafting.per_row import GeneratorDrafter, PerRowDrafter, drafter_of, missing
-from ..drafting.tree import DrawnTreeDrafter, Eagle3DrawnTreeDrafter, Eagle3TreeDrafter, TreeDrafter
-from ..drafting.tree_config import DrawnTreeConfig, TreeConfig
+from ..drafting.tree import (
+    DrawnTreeConfig,
+    DrawnTreeDrafter,
+    Eagle3DrawnTreeDrafter,
+    Eagle3TreeDrafter,
+    TreeConfig,
+    TreeDrafter,
+)
 from ..drafting.unverified import UNVERIFIED_DRAFTERS
 from ..drafting.vocabulary import vocabulary_of
 from ..errors import LossyUnsupportedError, LossyValueError

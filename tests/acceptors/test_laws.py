@@ -48,7 +48,7 @@ def test_every_rule_has_a_row():
 
 
 @SAMPLING
-@EVERY_LAW
+@EVERY_ROW
 def test_acceptance_through_the_loop(row: Row, do_sample: bool):
     law, target = law_of(do_sample)
     run = generate(target, constant(Q, seed=5), 60, row, do_sample, rows=ROWS_OF_TEXT).lossy_stats
@@ -78,10 +78,9 @@ def test_output_law_of_a_draft_without_a_distribution(row: Row, x: int, do_sampl
     assert_output_law(row, certain, target, torch.full((ROUNDS,), x), Randomness(7), None)
 
 
-@SAMPLING
 @pytest.mark.parametrize("row", POINT_MASS_ROWS, ids=row_id)
-def test_acceptance_of_a_draft_without_a_distribution_through_the_loop(row: Row, do_sample: bool):
-    law, target = law_of(do_sample)
+def test_acceptance_of_a_draft_without_a_distribution_through_the_loop(row: Row):
+    law, target = law_of(do_sample=True)
     kept = row.acceptance(replace(law, q=one_hot(1, len(P))), row.config).astype(float)[1]
     mode, config = row.mode, {"seed": 3, **row.config}
     ids = torch.ones(ROWS_OF_TEXT, 1, dtype=torch.long)
@@ -91,7 +90,7 @@ def test_acceptance_of_a_draft_without_a_distribution_through_the_loop(row: Row,
         candidate_generator=lambda **_: Repeating(1),
         lossy_mode=mode,
         lossy_config=config,
-        do_sample=do_sample,
+        do_sample=True,
         top_k=0,
         max_new_tokens=60,
         return_dict_in_generate=True,

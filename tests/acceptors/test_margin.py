@@ -40,12 +40,3 @@ def test_a_gap_is_one_of_probabilities(shift: float):
     assert kept(Margin(gap=0.75), logits) == [True, True, False]
     assert kept(Margin(gap=0.25), logits) == [True, False, False]
     assert kept(Margin(theta=0.9), logits) == [True, shift > 0, False]
-
-
-def test_when_sampling_the_rule_only_adds_to_the_lossless_one():
-    logits = torch.tensor([2.0, 1.5, 0.0]).expand(3000, 2, -1)
-    v = Verification(torch.arange(3).repeat(1000)[:, None], logits, torch.zeros(3000, 1, 3), do_sample=True)
-    keep = Margin(gap=0.75).keep(v)
-    assert keep[1::3].all(), "the runner-up is close"
-    assert torch.equal(keep[2::3], v.lossless[2::3])
-    assert not keep.all()

@@ -98,12 +98,3 @@ def test_what_other_rules_keep_is_charged_too():
     assert Regret(total_regret=4.0, **BOLD).keep(v).tolist() == [[True, False, False, False]]
     assert decide(either, v).n_accepted.item() == 4
     assert decide(either, v).charge.item() == 8.0
-
-
-def test_drawn_tokens_are_judged_by_the_lossless_rule():
-    target = tiny()
-    draft = noisy_copy(target, 0.1)
-    kwargs = {"input_ids": prompt(), "assistant_model": draft, "do_sample": True, "max_new_tokens": 40}
-    with pytest.warns(UserWarning, match="'regret' changes nothing in sampling"):
-        ours = target.generate(**kwargs, lossy_mode="regret", lossy_config={"seed": 0, "total_regret": 50.0})
-    assert ours.tolist() == target.generate(**kwargs, lossy_mode="lossless", lossy_config={"seed": 0}).tolist()

@@ -11,7 +11,7 @@ from hf_lossy_assist.acceptors import Lossless, decide
 from hf_lossy_assist.core.distributions import Randomness
 from hf_lossy_assist.core.messages import Verification
 from hf_lossy_assist.core.trees import DrawnTree, Tree
-from hf_lossy_assist.drafting.tree_config import DrawnTreeConfig
+from hf_lossy_assist.drafting.tree import DrawnTreeConfig
 from tests.acceptors.fixtures import chi_square_p, count_texts, generate, law_of_texts, pooled
 from tests.eagle3_heads import random_head
 from tests.tiny_models import noisy_copy, tiny

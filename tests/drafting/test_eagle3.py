@@ -153,15 +153,15 @@ def test_without_a_map_every_token_is_its_own(tmp_path):
 @pytest.mark.parametrize(
     ("lacking", "added", "named"),
     [
-        ({"d2t"}, {}, "24 of 64 tokens, .*'d2t'"),
-        ({"midlayer.hidden_norm.weight"}, {}, "'layers.0.hidden_norm.weight'"),
-        ({}, {"midlayer.self_attn.q_norm.weight": torch.ones(8)}, "'layers.0.self_attn.q_norm.weight'"),
-        ({}, {"fc.weight": torch.ones(32, 64)}, r"'fc.weight' .*\(32, 64\).*\(32, 96\)"),
+        ({"d2t"}, {}, "d2t"),
+        ({"midlayer.hidden_norm.weight"}, {}, "layers.0.hidden_norm.weight"),
+        ({}, {"midlayer.self_attn.q_norm.weight": torch.ones(8)}, "layers.0.self_attn.q_norm.weight"),
+        ({}, {"fc.weight": torch.ones(32, 64)}, "fc.weight"),
     ],
     ids=["no map", "missing", "unknown", "shape"],
 )
 def test_other_weights_than_the_configuration_says_are_named(lacking, added, named, tmp_path):
-    folder = edited(write_legacy(random_head(), tmp_path, specforge=named.endswith("weight'")), lacking, added)
+    folder = edited(write_legacy(random_head(), tmp_path, specforge=named != "d2t"), lacking, added)
     with pytest.raises(LossyValueError, match=named):
         Eagle3.from_pretrained(folder)
 

@@ -9,8 +9,7 @@ import torch
 
 from hf_lossy_assist import LossyValueError
 from hf_lossy_assist.drafting.eagle3_drafter import Eagle3Drafter
-from hf_lossy_assist.drafting.tree import LEAST, Eagle3TreeDrafter, TreeDrafter
-from hf_lossy_assist.drafting.tree_config import TreeConfig
+from hf_lossy_assist.drafting.tree import LEAST, Eagle3TreeDrafter, TreeConfig, TreeDrafter
 from hf_lossy_assist.generation.config import LossyConfig
 from tests.drafting.uncached import eagle3_logits
 from tests.eagle3_heads import random_head
