@@ -216,7 +216,7 @@ def test_lossy_sampling_has_the_law_of_single_runs(mode: str, config: dict):
     keep = {"ensemble": 0.4 + 0.6 * p / q, "ears": p / q + 0.2 * (1 - p.max())}[mode]
     drafted = q * np.minimum(1, keep)
     rest = np.maximum(p - q, 0) / np.maximum(p - q, 0).sum()
-    out = constant_batch(mode, True, tokens=2, rows=3000, config=config)
+    out = constant_batch(mode, True, tokens=3, rows=3000, config=config)
     law = drafted + (1 - drafted.sum()) * rest
     assert chi_square_p(np.bincount(out.sequences[:, 1], minlength=len(P)), law) > 1e-5
 
