@@ -119,12 +119,18 @@ def attention_windows(model: PreTrainedModel, cache: Cache) -> list[int | None]:
 
 def cache_of(inputs: Mapping[str, Any]) -> Any:
     """Return the cache among a model's inputs, under any of its names, or None."""
-    return next((inputs[name] for name in CACHE_NAMES if inputs.get(name) is not None), None)
+    for name in CACHE_NAMES:
+        if inputs.get(name) is not None:
+            return inputs[name]
+    return None
 
 
 def cache_name(model: PreTrainedModel) -> str:
     """Return the name of a cache among the inputs of a model's forward."""
-    return next((name for name in CACHE_NAMES if forward_accepts(model, name)), CACHE)
+    for name in CACHE_NAMES:
+        if forward_accepts(model, name):
+            return name
+    return CACHE
 
 
 def tokens_in(inputs: Mapping[str, Any]) -> int:

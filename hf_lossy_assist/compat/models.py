@@ -172,7 +172,10 @@ class RowAdapters:
 
 def replaces_decoding(model: PreTrainedModel) -> bool:
     """Tell whether the model's class overrides transformers' decoding loop."""
-    return any(getattr(type(model), name) is not getattr(GenerationMixin, name) for name in DECODING_METHODS)
+    for name in DECODING_METHODS:
+        if getattr(type(model), name, None) is not getattr(GenerationMixin, name, None):
+            return True
+    return False
 
 
 def forward_accepts(model: PreTrainedModel, name: str) -> bool:
