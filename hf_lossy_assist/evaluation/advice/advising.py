@@ -19,7 +19,7 @@ from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel,
 
 from ...acceptors import Acceptor
 from ...acceptors.base import AUTO
-from ...drafting.draft_ends import LONGEST
+from ...drafting.draft_ends import DEFAULT_NUM_TOKENS, LONGEST
 from ...drafting.model import check_draft_model
 from ...errors import LossyUnsupportedError, LossyValueError, need
 from ...generation.config import LossyConfig
@@ -61,14 +61,17 @@ def target_alone(
     limit: int | None = None, temperature: float | None = None, top_p: float = 1.0, measure: str | None = None,
     **others: Any,
 ) -> Evaluation:  # fmt: skip
-    """Return the evaluation in which the target alone answers, as the folder ``out`` has it if one is there.
+    """Return the evaluation in which the target answers, as the folder ``out`` has it if one is there.
 
-    A folder that compares with ``lossless`` has the target's texts under that mode.
+    A new folder gets the texts of the target alone, with which `evaluate` compares. A folder that compares with
+    ``lossless`` has the target's texts under that mode. Without a folder the target drafts losslessly, which is faster.
     """
     task = prompts if isinstance(prompts, Task) else PromptList(prompts)
     limit = limit or (12 if task is prompts else len(prompts))
     mode, kept = DecodingMode("plain", temperature=temperature, top_p=top_p), {"measure": out and measure}
-    if out is not None and (out / MANIFEST).exists():
+    if out is None:
+        mode = replace(mode, label="lossless", rule="lossless", gamma=DEFAULT_NUM_TOKENS)
+    elif (out / MANIFEST).exists():
         manifest = read_plan(out, "out")
         names = ("batch_size", "clock", "measure", "repeats", "stages")
         kept = {name: manifest[name] for name in names if name in manifest}

@@ -129,9 +129,9 @@ def test_tokens_that_a_text_does_not_tell_stand_beside_it(models, tokenizer, tmp
     list(whole.run(store))
     for i, batch in enumerate(whole.batches):
         made = run_request(models, whole.modes[0], batch, 20).rows[0].tolist()
-        assert whole.tokens_of(AnswerStore(tmp_path, whole.plan()).known["plain", i]) == made
+        assert whole.tokens_of(AnswerStore(tmp_path, whole.plan()).known[whole.reference, i]) == made
     with pytest.raises(LossyValueError, match="`out`"):
-        whole.tokens_of(replace(store.known["plain", 0], text="crc32:00000000", ids=()))
+        whole.tokens_of(replace(store.known[whole.reference, 0], text="crc32:00000000", ids=()))
 
 
 @pytest.mark.parametrize(("given", "said"), [
