@@ -210,7 +210,7 @@ def test_a_refusal_of_beams_says_that_they_are_the_pipeline_s_default():
     kwargs = DRAFTERS["look-up"](target) | LANGUAGE | {"lossy_mode": "lossless"}
     with pytest.raises(LossyError) as error:
         pipe(sound, generate_kwargs=kwargs)
-    assert "is 5, AutomaticSpeechRecognitionPipeline's default:" in str(error.value)
+    assert "AutomaticSpeechRecognitionPipeline's default" in str(error.value)
     assert str(error.value).endswith("pass `generate_kwargs={'num_beams': 1}` to the pipeline")
     pipe(sound, generate_kwargs=kwargs | {"num_beams": 1})
     assert last_stats(target).rounds > 0

@@ -82,9 +82,6 @@ def check_prepared(config: LossyConfig, choice: DrafterChoice, call: Prepared) -
             f"`lossy_mode` {mode!r} drafts any number of tokens, but a {type(cache).__name__} can forget only a few; "
             f"use a dynamic cache{_asked(call)}"
         )
-    refusal = compat.obstacle_to_rollback(model, several=True) or compat.obstacle_in_cache(model, cache)
-    if refusal is not None:
-        raise LossyUnsupportedError(f"`lossy_mode` {mode!r} has to roll the cache back, but {refusal}{_asked(call)}")
     if config.tree is not None:
         _check_tree(config, choice.assistant_model, call)
     if choice.drafts_with_eagle3 and (obstacle := compat.obstacle_to_states(model, call.inputs)) is not None:
@@ -94,6 +91,10 @@ def check_prepared(config: LossyConfig, choice: DrafterChoice, call: Prepared) -
         )
     if call.batch > 1:
         _check_batch(mode, choice, call)
+    # The last, because a recurrent model is asked by a forward pass.
+    refusal = compat.obstacle_to_rollback(model, several=True) or compat.obstacle_in_cache(model, cache)
+    if refusal is not None:
+        raise LossyUnsupportedError(f"`lossy_mode` {mode!r} has to roll the cache back, but {refusal}{_asked(call)}")
 
 
 def _asked(call: Prepared) -> str:
