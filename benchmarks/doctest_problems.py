@@ -20,7 +20,7 @@ from hf_lossy_assist.errors import LossyUnsupportedError
 from hf_lossy_assist.store.folder import append_lines
 from hf_lossy_assist.tasks import Example
 from hf_lossy_assist.tasks.code import PASSED, Code
-from hf_lossy_assist.tasks.task_data import Row, read_jsonl
+from hf_lossy_assist.tasks.task import Row, read_jsonl
 
 from . import command
 

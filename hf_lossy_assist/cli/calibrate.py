@@ -19,7 +19,7 @@ from ..evaluation.modes import DecodingMode
 from ..evaluation.tables import Column, NumberTable, number, table
 from ..generation.certificate import Certificate
 from ..generation.spelling import FORM, split
-from ..store.process import this_process
+from ..store.folder import this_process
 from . import options
 from .console import Console, progress
 from .setup import CHOOSING, DRAFTING, LOADING, LONGEST, Setup

@@ -26,8 +26,7 @@ from rich.segment import Segment
 from typer.core import TyperCommand, TyperGroup
 
 from ..errors import LossyError, LossyValueError, brief, printable
-from ..store.folder import claimed
-from ..store.process import this_process
+from ..store.folder import claimed, this_process
 
 OTHER_NAMES = {
     "assistant_model": ("--assistant",),

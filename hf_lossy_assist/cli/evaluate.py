@@ -8,7 +8,7 @@ import typer
 
 from ..errors import LossyValueError
 from ..evaluation.evaluate import evaluate as measured
-from ..store.process import this_process
+from ..store.folder import this_process
 from . import options
 from .console import Console, progress
 from .setup import CHOOSING, DRAFTING, LOADING, Setup

@@ -14,7 +14,7 @@ from rich.progress import Progress, TaskID
 from rich.table import Column, Table
 
 from ..errors import LossyValueError
-from ..store.process import this_process
+from ..store.folder import this_process
 from ..tasks.api_model import ApiModel
 from . import options
 from .console import Console, progress

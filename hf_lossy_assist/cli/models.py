@@ -29,7 +29,7 @@ from ..heads import Head, ModelIdentity
 from ..heads.head import load_head
 from ..models.prepacked import prepack
 from ..models.quantised import quantize_draft
-from ..store.process import this_process
+from ..store.folder import this_process
 from ..tasks import Example, Task
 from ..values import check_name
 from .console import limit_threads

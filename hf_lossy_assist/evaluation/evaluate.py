@@ -11,7 +11,7 @@ from .. import tasks
 from ..errors import LossyValueError, need
 from ..heads import Head
 from ..models.prepacked import is_prepacked
-from ..store.process import this_process
+from ..store.folder import this_process
 from ..tasks import Task
 from ..values import bounded
 from .evaluation import Evaluation, Track, progress_bar

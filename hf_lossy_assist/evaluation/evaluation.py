@@ -23,7 +23,7 @@ from ..generation.enabling import enabled
 from ..heads import ModelIdentity
 from ..models.prepacked import is_prepacked
 from ..models.quantised import dtype_of
-from ..store.process import Process
+from ..store.folder import Process
 from ..tasks import Example, Task
 from ..values import bounded
 from .answers import Answer, AnswerStore

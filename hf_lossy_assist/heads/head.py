@@ -182,38 +182,32 @@ class Head(nn.Module, ModelHubMixin, library_name=LIBRARY):
         return f"{config.kind}, {models}, width={config.width}"
 
 
-def load_head(
-    cls: type[_H], source: str | Path, *, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
-) -> _H:
+def load_head(cls: type[_H], source: str | Path, *, device: torch.device | str = "cpu") -> _H:
     """Load a head from ``"org/name"``, ``"org/name@revision"`` or a folder, or return the cached one.
 
-    A repository is downloaded once per process; a folder is read again when its files change. Folded weights need
-    float32, whatever the models' dtype.
+    A repository is downloaded once per process; a folder is read again when its files change.
     """
     if (folder := repository.existing_folder(source)) is not None:
         # Modification times serve as revision.
         stamps = tuple(path.stat().st_mtime_ns for name in (CONFIG, WEIGHTS) if (path := folder / name).exists())
-        return _load(cls, str(folder.resolve()), None, stamps, torch.device(device), dtype)
+        return _load(cls, str(folder.resolve()), None, stamps, torch.device(device))
     if (match := repository.HUB_REFERENCE.fullmatch(str(source))) is None:
         raise LossyValueError(
             f"`lossy_head` is {brief(source)}, which is neither a folder nor an id on the Hub, 'org/name' or "
             "'org/name@revision'"
         )
-    return _load(cls, match["id"], match["revision"], (), torch.device(device), dtype)
+    return _load(cls, match["id"], match["revision"], (), torch.device(device))
 
 
 @lru_cache(maxsize=64)
-def _load(cls: type[_H], source: str, revision: str | None, stamps: Any, device: Any, dtype: torch.dtype) -> _H:
-    head = cls.from_pretrained(source, revision=revision)
-    for name, parameter in head.named_parameters():
-        repository.finite(parameter, dtype, f"`{name}` of {source!r}")
-    return head.to(device, dtype).eval()
+def _load(cls: type[_H], source: str, revision: str | None, stamps: Any, device: torch.device) -> _H:
+    return cls.from_pretrained(source, revision=revision).to(device).eval()
 
 
 def place_head(argument: str, wanted: type[Head], source: Any, device: torch.device | str) -> Head:
     """Return a head on ``device`` in float32; a name is loaded, and a head elsewhere copied."""
     if isinstance(source, str):
-        return load_head(wanted, source, device=device, dtype=torch.float32)
+        return load_head(wanted, source, device=device)
     if not isinstance(source, wanted):
         raise LossyValueError(f"{argument} has to be a Hub id, a folder or a {wanted.__name__}, but is {source!r}")
     if not torch.isfinite(source.weight).all() or not torch.isfinite(source.bias):

@@ -110,16 +110,9 @@ def read_weights(folder: Path, shapes: Mapping[str, tuple[int, ...]], sha256: st
     for name, x in tensors.items():
         if x.dtype not in _DTYPES:
             raise LossyValueError(f"`{name}` in {path!r} has to be floating-point of 16 bits or more, but is {x.dtype}")
-    return {name: finite(x, torch.float32, f"`{name}` in {path!r}") for name, x in tensors.items()}
-
-
-def finite(x: Tensor, dtype: torch.dtype, what: str) -> Tensor:
-    """Convert a tensor to another dtype, in which it must be finite; ``what`` names it in the error."""
-    converted = x.to(dtype)
-    if not converted.isfinite().all():
-        name = str(dtype).removeprefix("torch.")
-        raise LossyValueError(f"{what} has values that are not finite in {name}; use float32, or train the head again")
-    return converted
+        if not x.float().isfinite().all():
+            raise LossyValueError(f"`{name}` in {path!r} has values that are not finite in float32; train it again")
+    return {name: x.float() for name, x in tensors.items()}
 
 
 def upload(

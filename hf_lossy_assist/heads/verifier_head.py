@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
-from ..values import Checked, Probability, Rule, is_number
+from ..values import POSITIVE, Checked, Probability, Rule
 from .head import Head
 from .head_config import HeadConfig
 
@@ -13,7 +13,6 @@ POSITIONS = ("previous", "token")
 """The states of the draft that a verifier may read."""
 
 _POSITION = Rule(f"one of {[*POSITIONS]}", POSITIONS.__contains__)
-RATIO = Rule("a number above 0", lambda x: is_number(x) and x > 0)
 
 
 @dataclass(frozen=True)
@@ -45,7 +44,7 @@ class VerifierConfig(HeadConfig):
 
     threshold: Probability = 0.5
     position: Annotated[str, _POSITION] = "previous"
-    ratio: Annotated[float, RATIO] = 1.0
+    ratio: Annotated[float, POSITIVE] = 1.0
 
     kind: ClassVar[str] = "verifier"
     rule: ClassVar[str] = "sprinter"

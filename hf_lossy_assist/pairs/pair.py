@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -82,7 +82,9 @@ def load(
     """
     task = task_of(name)
     folder = None if folder is None else Path(folder)
-    sources = _FOLDERS[name](folder)
+    root = BUNDLED if folder is None else folder
+    ours = folder is None and name == "qwen-coder"
+    sources = qwen_coder.folders() if ours else [root / role for role in ROLES]
     places = {x: hub_cards() / f"{name}-{x}" if folder is None else folder / x for x in (*_HEADS, _EAGLE3)}
     dtype = dtype or (torch.bfloat16 if name == "qwen-coder" else torch.float32)
     target, draft = (load_model(source, dtype=dtype, device=device) for source in sources)
@@ -140,15 +142,3 @@ def hub_cards() -> Path:
     package = Path(__file__).parents[1]
     inside = package / "hub_cards"
     return inside if inside.is_dir() else package.parent / "hub_cards"
-
-
-def _arithmetic(folder: Path | None) -> tuple[Path, Path]:
-    root = BUNDLED if folder is None else folder
-    return root / "target", root / "draft"
-
-
-_FOLDERS: Mapping[str, Callable[[Path | None], tuple[Path, Path]]] = {
-    "arithmetic": _arithmetic,
-    "qwen-coder": qwen_coder.folders,
-}
-"""Where each pair's target and draft are; the argument is the user's own folder."""

@@ -18,15 +18,12 @@ _FILES = ("*.json", "*.jinja", "*.safetensors")
 SIZES = "sizes.json"
 
 
-def folders(folder: Path | None) -> tuple[Path, Path]:
-    """Return the folders of the target and the draft: in ``folder``, else from the Hub, else in the user's cache."""
-    if folder is not None:
-        return folder / "target", folder / "draft"
+def folders() -> list[Path]:
+    """Return the folders of the target and the draft: from the Hub, else in the user's cache."""
     try:
-        target, draft = _from_hub()
+        return _from_hub()
     except (HfHubHTTPError, LocalEntryNotFoundError):  # no answer, and not downloaded before
-        target, draft = (_checked(cache_folder() / role) for role in HUB_IDS)
-    return target, draft
+        return [_checked(cache_folder() / role) for role in HUB_IDS]
 
 
 def at_hand() -> bool:

@@ -1,12 +1,18 @@
-"""A folder of data: files that are whole or missing, appended lines, and a manifest of the data's plan."""
+"""A folder of data: files that are whole or missing, appended lines, and a manifest of the data's plan.
+
+Also here: the processes that share a run's work, and with it a folder; and the text files of users.
+"""
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import re
+import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +20,28 @@ from filelock import FileLock, Timeout
 
 from ..errors import LossyValueError
 from ..values import from_json
-from .process import Process
-from .reading import json_lines, read_text
 
 LOCK, MANIFEST, PARTIAL = ".lock", "manifest.json", ".partial"
+_PREFIXES = ("PMI_", "OMPI_COMM_WORLD_", "MV2_COMM_WORLD_")
+
+
+@dataclass(frozen=True)
+class Process:
+    """One of the processes that share the work: its number from 0 on, their count, and its number on this machine."""
+
+    number: int = 0
+    count: int = 1
+    local: int = 0
+
+
+def this_process() -> Process:
+    """Read this process from the environment, a single one by default; processes never communicate."""
+    from accelerate.utils import get_int_from_env
+
+    def read(name: str, mpi: str, default: int) -> int:
+        return get_int_from_env([name, *(prefix + mpi for prefix in _PREFIXES)], default)
+
+    return Process(read("RANK", "RANK", 0), read("WORLD_SIZE", "SIZE", 1), read("LOCAL_RANK", "LOCAL_RANK", 0))
 
 
 @contextmanager
@@ -161,6 +185,40 @@ def read_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     """
     text = read_text(path, "out") if path.is_file() else ""
     yield from json_lines(text[: text.rfind("\n") + 1], repr(str(path)))
+
+
+def read_text(path: str | Path, argument: str) -> str:
+    """Return the text of a file in UTF-8, gzipped if it ends in ``.gz``; ``argument`` is what names it."""
+    try:
+        path = Path(path)
+        content = path.read_bytes()
+        return (gzip.decompress(content) if path.suffix == ".gz" else content).decode("utf-8-sig")
+    except (EOFError, OSError, ValueError, zlib.error) as error:
+        raise LossyValueError(
+            f"`{argument}` has to be a text file in UTF-8, gzipped only if it ends in .gz, but {str(path)!r} can't be "
+            f"read as one: {error}"
+        ) from error
+
+
+def kind_of(path: Path) -> str:
+    """Return a file's ending without ``.gz``.
+
+    Examples
+    --------
+    >>> kind_of(Path("prompts.jsonl.gz"))
+    '.jsonl'
+    """
+    return Path(path.stem if path.suffix == ".gz" else path).suffix
+
+
+def json_lines(text: str, where: str) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Give the number and the object of each line that is not empty; ``where`` names the text in an error."""
+    for number, line in enumerate(text.split("\n"), 1):
+        if line.strip():
+            value = from_json(line, f"line {number} of {where}")
+            if not isinstance(value, dict):
+                raise LossyValueError(f"line {number} of {where} has to be an object, but is {line.strip()[:80]!r}")
+            yield number, value
 
 
 def without_folder(word: str) -> str:

@@ -20,8 +20,7 @@ import pyarrow
 from pyarrow import compute, parquet
 
 from ..errors import LossyValueError, warn
-from .folder import PARTIAL, claimed, folder_lock, process_lock, write_whole
-from .process import Process
+from .folder import PARTIAL, Process, claimed, folder_lock, process_lock, write_whole
 
 FAILED = "failed"
 LOCK, DAMAGED = ".manifest.lock", ".damaged"

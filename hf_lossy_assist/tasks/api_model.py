@@ -5,16 +5,17 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from ..errors import LossyServiceError, LossyValueError, need
+from ..values import POSITIVE, Checked, bounded
 
 if TYPE_CHECKING:
     from openai import OpenAI
 
 
 @dataclass(frozen=True)
-class ApiModel:
+class ApiModel(Checked):
     """A model that chats or completes texts behind an OpenAI-compatible API.
 
     Both methods raise :class:`LossyServiceError` after the last attempt, or at once if a retry would not help.
@@ -28,20 +29,19 @@ class ApiModel:
     base_url: str | None = None  # Hugging Face's inference providers by default
     model: str | None = None  # the model's name on the server
     api_key_variable: str = "OPENAI_API_KEY"  # environment variable of the key for ``base_url``
-    timeout: float = 120.0  # seconds per reply
-    attempts: int = 6  # if a reply is late, the connection fails, or the server is busy or broken
+    timeout: Annotated[float, POSITIVE] = 120.0  # seconds per reply
+    # Attempts if a reply is late, the connection fails, or the server is busy or broken.
+    attempts: Annotated[int, bounded(1, integer=True)] = 6
     max_tokens: int | None = 1024  # of a chat's reply; None: the server's default
     temperature: float | None = None  # None: the server's default
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         need("api", "a model behind an API")
         if not self.base_url and not self.model:
             raise LossyValueError("a model behind an API needs a `base_url`, a `model` or both, but neither is given")
         if self.base_url and not self.base_url.startswith(("http://", "https://")):
             raise LossyValueError(f"`base_url` has to start with http:// or https://, but is {self.base_url!r}")
-        for name in ("timeout", "attempts"):
-            if not getattr(self, name) > 0:
-                raise LossyValueError(f"`{name}` has to be a number > 0, but is {getattr(self, name)!r}")
 
     def describe(self) -> str:
         return " at ".join(filter(None, [self.model and repr(self.model), self.base_url]))

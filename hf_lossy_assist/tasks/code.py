@@ -7,14 +7,14 @@ import re
 import textwrap
 import threading
 import warnings
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 from ..errors import LossyValueError
+from ..values import check_keys
 from .sandbox import Sandbox
-from .task import Example, Task
-from .task_data import Row, from_hub, read_jsonl
+from .task import Example, Row, Task, from_hub, read_jsonl
 
 PASSED = "passed"
 _FIELDS = ("task_id", "prompt", "test", "entry_point", "canonical_solution")
@@ -76,10 +76,7 @@ class Code(Task):
     ends = ("\n```\n",)  # the end of a block; an explanation after it isn't run
 
     def __init__(self, data: str | None = None, **sandbox: Any) -> None:
-        known = [field.name for field in fields(Sandbox)]
-        unknown = sorted(set(sandbox) - set(known))
-        if unknown:
-            raise LossyValueError(f"`{unknown[0]}` is no setting of the sandbox; there are {known}")
+        check_keys("the sandbox", [*Sandbox.__dataclass_fields__], sandbox)
         self.sandbox = Sandbox(**sandbox)
         self._data = data
         self._answers: dict[tuple[str, str], str] = {}
@@ -151,17 +148,13 @@ def program_of(response: str, prompt: str, entry_point: str) -> str | None:
         return None
     definition = re.compile(rf"^(?:async )?def {re.escape(entry_point)}\b", re.MULTILINE)
     blocks = _FENCED.findall(response)
-    code = _choose(blocks, definition) if blocks else response
+    defining = [block for block in map(textwrap.dedent, blocks) if definition.search(block)]
+    code = defining[-1] if defining else max(blocks, key=len, default=response)
     if not definition.search(code):
         dedented = bool(blocks) and not code[:1].isspace()
         return prompt.rstrip("\n") + "\n" + _as_body(textwrap.indent(code, "    ") if dedented else code)
     before = definition.split(prompt)[0]
     return (before if _parses(before) else "") + (code if blocks else _longest_program(code))
-
-
-def _choose(blocks: list[str], definition: re.Pattern[str]) -> str:
-    defining = [block for block in map(textwrap.dedent, blocks) if definition.search(block)]
-    return defining[-1] if defining else max(blocks, key=len)
 
 
 def _as_body(code: str) -> str:

@@ -10,8 +10,7 @@ from itertools import islice
 from pathlib import Path
 
 from ..errors import LossyValueError
-from .task import Example, Task
-from .task_data import Row, from_hub, read_jsonl, share
+from .task import Example, Row, Task, from_hub, read_jsonl, split_of
 
 _FIELDS = ("question", "answer")
 _CALCULATION = re.compile(r"<<[^>]*>>")
@@ -71,7 +70,8 @@ class GSM8K(Task):
 
     def __init__(self, data: str | None = None, split: str | None = None, shots: int = 0) -> None:
         self._files = _files(data, split)
-        self.splits = _splits(set(self._files)) if data is not None else Task.splits
+        if self._files:
+            self.splits = tuple(x for x in Task.splits if ("test" if x == "test" else "train") in self._files)
         self.shots = shots
         if shots and "train" not in self.splits:
             raise LossyValueError(f"`shots` is {shots}, but `data` has no training split to take them from")
@@ -118,9 +118,8 @@ class GSM8K(Task):
     def _split(self, split: str) -> list[Example]:
         if split == "test":
             return self._read("test")
-        wanted = split == "validation"
         # A prompt must not contain its own answer, so worked problems leave the split.
-        return [e for e in self._read("train")[self.shots :] if (share(e.prompt) < _VALIDATION_SHARE) == wanted]
+        return [e for e in self._read("train")[self.shots :] if split_of(e.prompt, 0.0, _VALIDATION_SHARE) == split]
 
     def _read(self, source: str) -> list[Example]:
         if source not in self._loaded:
@@ -152,10 +151,6 @@ def _files(data: str | None, split: str | None) -> dict[str, Path]:
     if not found:
         raise LossyValueError(f"`data` ({path}) has to hold train.jsonl or test.jsonl, but has neither")
     return found
-
-
-def _splits(sources: set[str]) -> tuple[str, ...]:
-    return tuple(split for split in Task.splits if ("test" if split == "test" else "train") in sources)
 
 
 def final_number(text: str) -> str | None:

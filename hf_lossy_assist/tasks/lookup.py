@@ -7,6 +7,7 @@ import inspect
 import os
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 from ..errors import LossyValueError, nearest
@@ -86,23 +87,17 @@ def _find(path: str, task: str) -> Callable[..., Any]:
 
 
 def _typed(factory: Callable[..., Any], options: dict[str, Any], task: str) -> dict[str, Any]:
-    parameters = inspect.signature(factory).parameters
-    takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
-    names = [p.name for p in parameters.values() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
-    unknown = [] if takes_any else [name for name in options if name not in names]
-    if unknown:
-        raise LossyValueError(f"the task {task!r} takes no `{unknown[0]}`; it takes {names}")
-    needed = [name for name in names if parameters[name].default is inspect.Parameter.empty and name not in options]
-    if needed:
-        raise LossyValueError(f"the task {task!r} needs `{needed[0]}`, which is not given")
-    annotations = {name: parameters[name].annotation if name in parameters else None for name in options}
-    return {name: value if annotations[name] in _TEXT else _from_json(value) for name, value in options.items()}
+    signature = inspect.signature(factory)
+    try:
+        signature.bind(**options)
+    except TypeError as error:
+        raise LossyValueError(f"the task {task!r} takes {signature}, but {error}") from error
+    texts = [name for name, parameter in signature.parameters.items() if parameter.annotation in _TEXT]
+    return {name: value if name in texts else _from_json(value) for name, value in options.items()}
 
 
 def _from_json(value: Any) -> Any:
-    if not isinstance(value, str):
-        return value
-    try:
-        return from_json(value, "the text")
-    except LossyValueError:
-        return value
+    if isinstance(value, str):
+        with suppress(LossyValueError):
+            return from_json(value, "the text")
+    return value

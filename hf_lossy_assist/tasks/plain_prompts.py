@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import LossyValueError, need, warn
-from ..store.reading import kind_of, read_text
+from ..store.folder import kind_of, read_text
 from ..values import check_name, from_json
-from .task import Example, Task
-from .task_data import from_hub, prompt_of, read_jsonl, share
+from .task import Example, Task, from_hub, prompt_of, read_jsonl, split_of
 
 _MT_BENCH = ("writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities")
 _MASKED = "FULL BENCHMARK DATA SHOULD BE FETCHED"
@@ -53,9 +52,7 @@ class Prompts(Task):
             self.splits = (split,)
         self._by_split: dict[str, list[Example]] = {name: [] for name in self.splits}
         for text in dict.fromkeys(_texts(data, category)):
-            place = share(text)
-            by_hash = "test" if place < 0.1 else "validation" if place < 0.2 else "train"
-            self._by_split[split or by_hash].append(Example(text, ""))
+            self._by_split[split or split_of(text, 0.1, 0.2)].append(Example(text, ""))
 
     def examples(self, split: str, n: int) -> list[Example]:
         self.check_split(split)

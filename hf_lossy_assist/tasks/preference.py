@@ -9,9 +9,9 @@ from functools import cached_property
 from typing import Any
 
 from ..errors import LossyServiceError, LossyUnsupportedError, LossyValueError
+from ..values import bounded, check_keys
 from .api_model import ApiModel
-from .task import Example, Task
-from .task_data import Row, first, prompt_of, read_jsonl, share
+from .task import Example, Row, Task, first, prompt_of, read_jsonl, split_of
 
 _SYSTEM = """\
 You are an impartial judge. You are shown a user's prompt and the responses of two assistants, A and B. Compare how \
@@ -37,7 +37,6 @@ _QUESTION = """\
 _VERDICT = re.compile(r"\[\[(A>>B|A>B|A=B|B>A|B>>A)\]\]")
 # "significantly" is not told from "slightly": the paper found the difference uninformative.
 _FAVOURS_FIRST = {"A>>B": 1, "A>B": 1, "A=B": 0, "B>A": -1, "B>>A": -1}
-_TEST_BELOW, _VALIDATION_BELOW = 0.2, 0.3
 
 
 def verdict(reply: str | None) -> int | None:
@@ -100,11 +99,8 @@ class Preference(Task):
         **endpoint: Any,
     ) -> None:
         for name, value in (("votes", votes), ("attempts_per_vote", attempts_per_vote)):
-            if value < 1:
-                raise LossyValueError(f"`{name}` has to be a whole number > 0, but is {value!r}")
-        unknown = sorted(set(endpoint) - set(ApiModel.__dataclass_fields__))
-        if unknown:
-            raise LossyValueError(f"`{unknown[0]}` is unknown; there are {list(ApiModel.__dataclass_fields__)}")
+            bounded(1, integer=True).check(name, value)
+        check_keys("the judge", [*ApiModel.__dataclass_fields__], endpoint)
         self.judge = ApiModel(base_url=base_url, model=model, **endpoint)
         self.votes = votes
         self.attempts_per_vote = attempts_per_vote
@@ -113,7 +109,7 @@ class Preference(Task):
 
     def examples(self, split: str, n: int) -> list[Example]:
         self.check_split(split)
-        return [example for example in self._examples if _split(example) == split][:n]
+        return [example for example in self._examples if split_of(example.prompt, 0.2, 0.3) == split][:n]
 
     def extract_answer(self, text: str) -> str | None:
         """Return the whole text; only :meth:`keeps_answer` can compare two."""
@@ -173,11 +169,6 @@ class Preference(Task):
     @cached_property
     def _examples(self) -> list[Example]:
         return [_example(row, number) for number, row in enumerate(read_jsonl(self._data, ()), start=1)]
-
-
-def _split(example: Example) -> str:
-    place = share(example.prompt)
-    return "test" if place < _TEST_BELOW else "validation" if place < _VALIDATION_BELOW else "train"
 
 
 def _example(row: Row, number: int) -> Example:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from ..errors import LossyValueError
-from .task import Example, Task
-from .task_data import read_jsonl
+from ..values import check_name
+from .task import Example, Task, read_jsonl
 
 _FIELDS = ("prompt", "wanted")
 _REQUESTS = Path(__file__).with_name("refusal_requests.jsonl")
@@ -49,8 +49,7 @@ class Refusals(Task):
     max_new_tokens = 64
 
     def __init__(self, data: str | None = None, requests: str = "both") -> None:
-        if requests not in _KINDS:
-            raise LossyValueError(f"`requests` has to be one of {list(_KINDS)}, but is {requests!r}")
+        check_name("requests", requests, _KINDS)
         rows = read_jsonl(_REQUESTS if data is None else data, _FIELDS)
         if wrong := {row["wanted"] for row in rows} - set(_KINDS["both"]):
             raise LossyValueError(f"`wanted` has to be 'refused' or 'answered', but `data` has {sorted(wrong)}")

@@ -1,17 +1,22 @@
-"""The interface of tasks: prompts, and a check of the answers."""
+"""The interface of tasks, prompts and a check of the answers; and the rows of a task's data."""
 
 from __future__ import annotations
 
+import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from ..errors import LossyValueError
+from ..errors import LossyValueError, brief, need
+from ..store.folder import json_lines, read_text
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+Row = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -122,3 +127,51 @@ class Task(ABC):
         ``own`` is the response of the reference mode, usually the target alone.
         """
         return float(self.correct(example, response))
+
+
+def read_jsonl(path: str | Path, fields: tuple[str, ...]) -> list[Row]:
+    """Return the objects of a JSONL file (``.gz`` too), without empty lines; ``fields`` must be non-empty strings."""
+    rows = []
+    source = f"`data` ({Path(path).name})"
+    for number, row in json_lines(read_text(path, "data"), source):
+        where = f"line {number} of {source}"
+        for key in fields:
+            if not isinstance(row.get(key), str) or not row[key]:
+                found = f"holds {brief(row[key])}" if key in row else f"is missing; there are {sorted(row)}"
+                raise LossyValueError(f"the field {key!r} has to be a text, but in {where} it {found}")
+        rows.append(row)
+    if not rows:
+        raise LossyValueError(f"`data` ({path}) holds no rows")
+    return rows
+
+
+def prompt_of(row: Row) -> Any:
+    """Return a row's ``prompt``, ``question`` or first of ``turns``; None if it has none."""
+    return next((first(row[name]) for name in ("prompt", "question", "turns") if row.get(name)), None)
+
+
+def first(value: Any) -> Any:
+    return value[0] if isinstance(value, list) and value else value
+
+
+def from_hub(dataset: str, config: str | None, split: str) -> Iterable[Row]:
+    need("lab", "a task without a file of its own")
+    from datasets import load_dataset
+
+    try:
+        return load_dataset(dataset, config, split=split)
+    except (OSError, ValueError) as error:
+        raise LossyValueError(
+            f"the data set {dataset!r} can't be loaded from the Hub ({error}); give a local JSONL file as `data`, or "
+            "go online once"
+        ) from error
+
+
+def split_of(text: str, test_below: float, validation_below: float) -> str:
+    """Return a text's split by its hash in [0, 1): neither order nor seed changes it.
+
+    >>> split_of("How many?", 0.0, 1.0), split_of("How many?", 0.0, 0.0)
+    ('validation', 'train')
+    """
+    place = zlib.crc32(text.encode()) / 2**32
+    return "test" if place < test_below else "validation" if place < validation_below else "train"

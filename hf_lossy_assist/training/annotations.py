@@ -16,8 +16,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from ..errors import LossyValueError, brief
 from ..heads import ModelIdentity
 from ..models.reading import read_text
-from ..store.reading import json_lines
-from ..store.reading import read_text as text_of
+from ..store.folder import json_lines
+from ..store.folder import read_text as text_of
 from .examples import Examples, LabelledMismatch, Origin
 
 _FIELDS = {"prompt": str, "response": str, "spans": list}

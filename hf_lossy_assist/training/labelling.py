@@ -19,8 +19,7 @@ from ..compat import ending_tokens
 from ..errors import LossyValueError
 from ..heads.identity import ModelIdentity, differing_models
 from ..models.reading import check_readable
-from ..store.folder import changes
-from ..store.process import Process
+from ..store.folder import Process, changes
 from ..store.shards import ShardStore
 from ..tasks import Example, Task
 from ..tasks.api_model import ApiModel

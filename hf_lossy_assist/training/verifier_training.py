@@ -18,8 +18,8 @@ from torch import Tensor, nn
 
 from ..errors import LossyValueError
 from ..heads import VerifierConfig, VerifierHead, VerifierRow, fold
-from ..heads.verifier_head import POSITIONS, RATIO
-from ..values import Checked, Probability, Rule
+from ..heads.verifier_head import POSITIONS
+from ..values import POSITIVE, Checked, Probability, Rule
 from .examples import Origin, Ratios, check
 from .validation import (
     RECALLS,
@@ -112,7 +112,8 @@ RATIOS = (1.0, 1.2, 1.5)
 class VerifierSettings(Checked):
     """Settings for training a verifier head."""
 
-    ratio: Annotated[float, RATIO] = 1.0  # λ: a token is acceptable iff q(x) / p(x) <= λ; the paper's theorems assume 1
+    # λ: a token is acceptable iff q(x) / p(x) <= λ; the paper's theorems assume 1.
+    ratio: Annotated[float, POSITIVE] = 1.0
     # The state to read; None: the better one out of fold.
     position: Annotated[str | None, Rule(f"one of {[*POSITIONS]} or None", (*POSITIONS, None).__contains__)] = None
     threshold: Probability = 0.5  # a token is committed iff the head's probability is above it

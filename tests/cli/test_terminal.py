@@ -19,8 +19,7 @@ from hf_lossy_assist import cli
 from hf_lossy_assist.cli.console import Console
 from hf_lossy_assist.cli.rendering import ConsoleStreamer
 from hf_lossy_assist.errors import LossyValueError, warn
-from hf_lossy_assist.store.folder import claimed
-from hf_lossy_assist.store.process import Process
+from hf_lossy_assist.store.folder import Process, claimed
 from tests.training.shards import elsewhere
 
 # A title, a link, a colour, a cursor that moves, eight-bit forms of them, and what erases a line.

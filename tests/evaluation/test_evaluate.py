@@ -17,7 +17,7 @@ from hf_lossy_assist.evaluation.evaluate import reference_of
 from hf_lossy_assist.evaluation.evaluation import Evaluation
 from hf_lossy_assist.evaluation.modes import DecodingMode, Models, parse_modes
 from hf_lossy_assist.evaluation.scores import mode_scores
-from hf_lossy_assist.store.process import Process
+from hf_lossy_assist.store.folder import Process
 from hf_lossy_assist.tasks import Arithmetic
 from tests.eagle3_heads import layer, random_head
 from tests.small_pair import PROBLEMS

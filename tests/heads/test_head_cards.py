@@ -1,4 +1,4 @@
-"""Model cards, read back as the Hub and its visitors would."""
+"""Model cards, read back as the Hub would; what they show is compared with the heads of hub_cards."""
 
 from __future__ import annotations
 
@@ -11,14 +11,9 @@ import pytest
 import torch
 from huggingface_hub import ModelCard
 
-from hf_lossy_assist import JudgeHead, VerifierHead, pairs
+from hf_lossy_assist import JudgeHead, pairs
 from hf_lossy_assist.heads import Head, ModelIdentity
 from hf_lossy_assist.heads.repository import PLACEHOLDER_ID
-
-RESULTS = (
-    {"mode": "lossless", "accuracy": 0.951, "mean accepted": 6.21},
-    {"mode": "judge", "accuracy": 0.944, "mean accepted": 12.5},
-)
 
 
 def card_of(head: Head, folder: Path, **changes) -> ModelCard:
@@ -30,20 +25,6 @@ def card_of(head: Head, folder: Path, **changes) -> ModelCard:
 
 def on_hub(identity: ModelIdentity, name: str) -> ModelIdentity:
     return dataclasses.replace(identity, name=name, revision="0123456789abcdef")
-
-
-def tables(text: str) -> dict[str, list[list[str]]]:
-    """Return the last table below each heading, row by row, without the ruler."""
-    found: dict[str, list[list[str]]] = {}
-    heading = ""
-    for line in text.splitlines():
-        if line.startswith("#"):
-            heading = line.lstrip("# ")
-        elif line.startswith("|"):
-            cells = [cell.strip() for cell in line.strip("|").split("|")]
-            if not all(set(cell) == {"-"} for cell in cells):
-                found.setdefault(heading, []).append(cells)
-    return found
 
 
 def snippet(card: ModelCard) -> str:
@@ -69,53 +50,7 @@ def test_metadata(judge: JudgeHead, tmp_path: Path):
     assert (result.metric_type, result.metric_value, result.dataset_split) == ("roc_auc", 0.9375, "validation")
     assert "[org/large](https://huggingface.co/org/large) at `0123456789ab`" in card.text
     assert 'from_pretrained("org/large")' in snippet(card)
-
-
-def test_judge_says_what_it_is(judge: JudgeHead, tmp_path: Path):
-    (tmp_path / "roc.png").write_bytes(b"")
-    figures = {"auc": 0.98125, "recall": 0.913, "tokens": 12345, "C": 0.001}
-    card = card_of(judge, tmp_path, metrics=figures, results=RESULTS)
-    found = tables(card.text)
-    facts = dict(found["Judge head for LlamaForCausalLM with LlamaForCausalLM: arithmetic"])
-    assert facts["Target"] == "LlamaForCausalLM (LlamaForCausalLM)"
-    assert facts["Reads"] == "the final hidden state that has read the drafted token, of the target"
-    assert facts["Size"] == "one weight of 32 numbers and one bias, 132 bytes"
-    assert facts["Threshold"] == "0.125"
-    assert dict(found["Figures"]) == {
-        "on validation data": "",
-        "ROC-AUC": "0.9812",
-        "Tokens that matter, found": "91.3%",
-        "`tokens`": "12,345",
-        "`C`": "0.001",
-    }
-    assert found["Thresholds"] == [
-        ["threshold", "recall", "skipped"],
-        ["0.5", "0.8", "0.9"],
-        ["0.125", "0.9", "0.7"],
-        ["0.01", "0.99", "0.2"],
-    ]
-    assert found["Accuracy and speed"] == [
-        ["mode", "accuracy", "mean accepted"],
-        ["lossless", "0.951", "6.21"],
-        ["judge", "0.944", "12.5"],
-    ]
-    assert "![ROC curve](roc.png)" in card.text
-    assert 'lossy_mode="judge"' in snippet(card)
-    assert f'lossy_head="{PLACEHOLDER_ID}"' in snippet(card)
-    assert "lossy-assist train judge --data D --out H" in card.text
-    assert "With torch 2.13.0." in card.text
-
-
-def test_verifier_says_what_it_is(verifier: VerifierHead, tmp_path: Path):
-    card = card_of(verifier, tmp_path)
-    assert "`q(x) / p(x) <= 1.2`" in card.text
-    assert 'lossy_mode="sprinter"' in snippet(card)
-    facts = dict(tables(card.text)["Verifier head for LlamaForCausalLM with LlamaForCausalLM: arithmetic"])
-    assert facts["Reads"] == "the final hidden state that predicted the token, of the draft"
-    assert dict(tables(card.text)["Figures"])["Other tokens, committed (FPR)"] == "20.0%"
-    assert tables(card.text)["Thresholds"][1] == ["0.5", "0.9", "0.2"]
-    assert "Measured on validation data. TPR" in card.text
-    assert "Measured out of fold. TPR" in card_of(verifier, tmp_path, metrics={"auc": 0.9, "folds": 5}).text
+    assert "| on validation data | |" in card.text
 
 
 def test_bare_head_has_a_card(judge: JudgeHead, tmp_path: Path):
@@ -123,24 +58,13 @@ def test_bare_head_has_a_card(judge: JudgeHead, tmp_path: Path):
     assert card.data.base_model is None
     assert not any(word in card.content for word in ("base_model", "https://huggingface.co/", "roc.png"))
     assert card.data.eval_results is None
-    assert set(tables(card.text)) == {"Judge head for LlamaForCausalLM with LlamaForCausalLM: arithmetic"}
-    assert "How it was made" not in card.text
-
-
-@pytest.mark.parametrize("kind", ["judge", "verifier"])
-@pytest.mark.parametrize("changes", [{}, {"results": RESULTS}, {"thresholds": (), "metrics": {}, "provenance": {}}])
-def test_markdown_is_in_order(kind: str, changes: dict, request: pytest.FixtureRequest, tmp_path: Path):
-    card = card_of(request.getfixturevalue(kind), tmp_path, **changes)
-    assert "{{" not in card.content
-    assert "{%" not in card.content
-    assert "\n\n\n" not in card.content
-    assert card.content.endswith("\n")
-    assert not card.content.endswith("\n\n")
+    assert re.findall(r"^#+ (.*)", card.text, re.MULTILINE) == [
+        "Judge head for LlamaForCausalLM with LlamaForCausalLM: arithmetic",
+        "Use",
+    ]
+    assert not re.search(r"{{|{%|\n\n\n", card.content)
+    assert re.search(r"[^\n]\n\Z", card.content)
     ast.parse(snippet(card))
-    # A table or heading needs an empty line before it.
-    for before, line in zip(card.text.splitlines(), card.text.splitlines()[1:], strict=False):
-        if line.startswith(("#", "|", "```python")) and not before.startswith("|"):
-            assert before == "", line
 
 
 @pytest.mark.parametrize(("kind", "task"), [("judge", "arithmetic"), ("verifier", "another")])

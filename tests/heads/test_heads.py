@@ -210,21 +210,6 @@ def test_save_and_load(kind: str, request: pytest.FixtureRequest, tmp_path: Path
         assert not any(parameter.requires_grad for parameter in loaded.parameters())
 
 
-def test_config_is_plain_json(saved: Path, judge: JudgeHead):
-    values = json.loads((saved / "config.json").read_text())
-    assert values["library_name"] == "hf_lossy_assist"
-    assert (values["type"], values["format_version"]) == ("judge", 1)
-    assert values["target"]["architecture"] == "LlamaForCausalLM"
-    assert values["target"]["fingerprint"] == list(judge.config.target.fingerprint)
-    assert values["thresholds"][1] == {"threshold": 0.125, "recall": 0.9, "skipped": 0.7}
-
-
-def test_saving_again_is_reproducible(saved: Path, judge: JudgeHead, tmp_path: Path):
-    JudgeHead.from_pretrained(saved).save_pretrained(tmp_path / "again")
-    for path in saved.iterdir():
-        assert (tmp_path / "again" / path.name).read_bytes() == path.read_bytes()
-
-
 @pytest.mark.parametrize("folder", HEADS, ids=lambda folder: folder.name)
 def test_the_heads_of_hub_cards_load_and_are_saved_as_they_stand_there(folder: Path, tmp_path: Path):
     shutil.copy(folder / "roc.png", tmp_path)
@@ -288,10 +273,6 @@ def test_cut_weights(saved: Path, length: int, digest: bool):
 def test_loaded_once(saved: Path, judge: JudgeHead):
     head = load_head(JudgeHead, saved)
     assert load_head(JudgeHead, str(saved)) is head
-    half = load_head(JudgeHead, saved, dtype=torch.bfloat16)
-    assert half is not head
-    assert half.weight.dtype == torch.bfloat16
-    assert head.weight.dtype == torch.float32
 
 
 def test_a_folder_that_changed_is_read_again(saved: Path, judge: JudgeHead):

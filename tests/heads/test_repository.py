@@ -215,13 +215,6 @@ def test_weights_that_are_no_weights(saved: Path, content: bytes):
     assert_refused(saved, "model.safetensors")
 
 
-def test_weights_that_overflow_where_they_are_wanted(saved: Path):
-    save_file(tensors(weight=torch.full((32,), 1e6)), saved / "model.safetensors")
-    assert load_head(JudgeHead, saved, dtype=torch.bfloat16).weight.isfinite().all()
-    with pytest.raises(LossyValueError, match=r"not finite in float16"):
-        load_head(JudgeHead, saved, dtype=torch.float16)
-
-
 REFERENCES = {
     "nobody's home": "~nosuchuser/x",
     "nobody's home alone": "~nosuchuser",

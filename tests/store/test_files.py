@@ -10,9 +10,17 @@ from pathlib import Path
 import pytest
 
 from hf_lossy_assist import LossyValueError
-from hf_lossy_assist.store.folder import append_lines, claimed, folder_lock, read_lines, write_json, writing
-from hf_lossy_assist.store.process import Process
-from hf_lossy_assist.store.reading import json_lines, read_text
+from hf_lossy_assist.store.folder import (
+    Process,
+    append_lines,
+    claimed,
+    folder_lock,
+    json_lines,
+    read_lines,
+    read_text,
+    write_json,
+    writing,
+)
 from hf_lossy_assist.values import MOST_LEVELS, from_json
 from tests.training.shards import elsewhere
 

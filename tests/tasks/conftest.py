@@ -23,8 +23,14 @@ def isolated(needs_isolation) -> Sandbox:
     return Sandbox(**SMALL)
 
 
+@pytest.fixture
+def sandbox() -> Sandbox:
+    """The same limits, isolated where that can be."""
+    return Sandbox(unsafe_no_isolation=isolation.unavailable() is not None, **SMALL)
+
+
 @pytest.fixture(params=["isolated", "unsafe"])
-def sandbox(request) -> Sandbox:
+def each_sandbox(request) -> Sandbox:
     """The same limits with and without isolation."""
     if request.param == "isolated":
         return request.getfixturevalue("isolated")

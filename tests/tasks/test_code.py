@@ -171,7 +171,7 @@ def test_the_sandbox_has_options(tmp_path, sandbox_options):
     assert task.sandbox == Sandbox(cpu_seconds=1, memory_mb=64, **sandbox_options)
     assert len(task.examples("test", 9)) == 1
     for wrong in ({"cpu": 1}, {"cpu_seconds": 0}):
-        with pytest.raises(LossyValueError, match=f"`{next(iter(wrong))}`"):
+        with pytest.raises(LossyValueError, match=next(iter(wrong))):
             Code(str(path), **wrong)
 
 

@@ -93,10 +93,10 @@ def test_options_are_typed_as_json_unless_a_text_is_asked_for(own_module):
         ("own_task_of_a_user:NoTask", {}, "NoTask"),
         ("own_task_of_a_user:", {}, "dotted path"),
         (":Task", {}, "dotted path"),
-        ("arithmetic", {"sead": 1}, "`sead`"),
-        ("arithmetic", {"data": "problems.jsonl"}, "`data`"),
-        ("own_task_of_a_user:make", {}, "`size`"),
-        ("preference", {}, "`data`"),
+        ("arithmetic", {"sead": 1}, "'sead'"),
+        ("arithmetic", {"data": "problems.jsonl"}, "'data'"),
+        ("own_task_of_a_user:make", {}, "'size'"),
+        ("preference", {}, "'data'"),
     ],
 )
 def test_what_is_no_task_and_no_option_of_one_is_refused(own_module, spec, options, named):

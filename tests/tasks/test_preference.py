@@ -176,7 +176,7 @@ def test_a_row_without_a_prompt_is_refused(tmp_path, row):
      ("base_url", {}), ("api_key", {"model": "m", "api_key": "sk"})],
 )  # fmt: skip
 def test_a_judge_that_can_t_be_is_refused_at_once(named, options):
-    with pytest.raises(LossyValueError, match=f"`{named}`"):
+    with pytest.raises(LossyValueError, match=named):
         Preference("questions.jsonl", **options)
 
 

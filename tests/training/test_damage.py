@@ -16,7 +16,7 @@ import pytest
 from hf_lossy_assist import LossyValueError
 from hf_lossy_assist.store import folder as files
 from hf_lossy_assist.store import shards as storage
-from hf_lossy_assist.store.process import Process
+from hf_lossy_assist.store.folder import Process
 from hf_lossy_assist.store.shards import ShardStore, prompt_rows
 from hf_lossy_assist.tasks.api_model import ApiModel
 from hf_lossy_assist.training.label_folder import load_mined, open_run

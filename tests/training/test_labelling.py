@@ -12,7 +12,7 @@ import torch
 
 from hf_lossy_assist import LossyValueError
 from hf_lossy_assist.models.reading import CachedText
-from hf_lossy_assist.store.process import Process
+from hf_lossy_assist.store.folder import Process
 from hf_lossy_assist.training.judge_labels import mismatch_states
 from hf_lossy_assist.training.label_folder import load_mined
 from tests.forking import ended, fork

@@ -14,12 +14,16 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from subprocess import DEVNULL, PIPE, Popen, TimeoutExpired
+from typing import Annotated
 
-from ...errors import LossyUnsupportedError, LossyValueError, warn
+from ...errors import LossyUnsupportedError, warn
+from ...values import POSITIVE, Checked, Rule, bounded
 from . import isolation
 
 _GRACE_SECONDS = 1.0  # for a process to end, or a folder to be deleted
 _INSIDE = Path(__file__).with_name("inside.py")
+_Flag = Annotated[bool, Rule("a bool", lambda x: isinstance(x, bool))]
+_Whole = Annotated[int, bounded(1, integer=True)]
 
 
 @dataclass(frozen=True)
@@ -32,7 +36,7 @@ class ProgramReport:
 
 
 @dataclass(frozen=True)
-class Sandbox:
+class Sandbox(Checked):
     """Runs untrusted programs; SECURITY.md lists the promises and their limits.
 
     A program and its tests run in two processes, isolated by `bwrap`. The tests call the program's function over a
@@ -40,19 +44,14 @@ class Sandbox:
     the program can't reach the verdict. A function that returns other data fails.
     """
 
-    cpu_seconds: int = 3  # processor time of each process
-    wall_seconds: float = 15.0  # clock time; the caller waits at most two seconds more
-    memory_mb: int = 1024  # MiB of address space of each process (macOS has no such limit)
-    disk_mb: int = 16  # MiB of files (without isolation: of one file)
-    unsafe_no_isolation: bool = False  # run programs with all of this user's rights, and warn each time
+    cpu_seconds: _Whole = 3  # processor time of each process
+    wall_seconds: Annotated[float, POSITIVE] = 15.0  # clock time; the caller waits at most two seconds more
+    memory_mb: _Whole = 1024  # MiB of address space of each process (macOS has no such limit)
+    disk_mb: _Whole = 16  # MiB of files (without isolation: of one file)
+    unsafe_no_isolation: _Flag = False  # run programs with all of this user's rights, and warn each time
 
     def __post_init__(self) -> None:
-        for name in ("cpu_seconds", "wall_seconds", "memory_mb", "disk_mb"):
-            value, kind = getattr(self, name), type(getattr(Sandbox, name))
-            if not isinstance(value, (int, kind)) or not 0 < value < float("inf"):
-                raise LossyValueError(f"`{name}` has to be a {'whole ' * (kind is int)}number > 0, but is {value!r}")
-        if not isinstance(self.unsafe_no_isolation, bool):
-            raise LossyValueError(f"`unsafe_no_isolation` has to be a bool, but is {self.unsafe_no_isolation!r}")
+        super().__post_init__()
         if importlib.util.find_spec("resource") is None:
             raise LossyUnsupportedError("running programs needs the limits of a Unix system (the module `resource`)")
         if self.unsafe_no_isolation:
