@@ -85,9 +85,15 @@ def classifier(width: int, **scaling: bool) -> tuple[torch.Tensor, StandardScale
     return x, scaler, LogisticRegression(C=0.1, max_iter=2000).fit(scaler.transform(x.numpy()), y)
 
 
-@pytest.mark.parametrize("flat", [False, True])
-@pytest.mark.parametrize("scaling", [{}, {"with_mean": False}, {"with_std": False}])
-@pytest.mark.parametrize(("models", "width"), [("target", 24), ("both", 32)])
+@pytest.mark.parametrize(
+    ("models", "width", "scaling", "flat"),
+    [
+        ("target", 24, {}, False),
+        ("both", 32, {}, True),
+        ("both", 32, {"with_mean": False}, False),
+        ("target", 24, {"with_std": False}, True),
+    ],
+)
 def test_linear_classifiers_keep_the_probabilities_of_scikit_learn(models: str, width: int, scaling: dict, flat: bool):
     x, scaler, model = classifier(width, **scaling)
     arrays = (model.coef_[0], model.intercept_[0]) if flat else (model.coef_, model.intercept_)

@@ -136,32 +136,22 @@ class _Handler(BaseHTTPRequestHandler):
     def log_message(self, *_: Any) -> None:
         pass
 
-    def do_GET(self) -> None:
-        self._route("GET")
-
-    def do_HEAD(self) -> None:
-        self._route("HEAD")
-
-    def do_POST(self) -> None:
-        self._route("POST")
-
-    def do_PUT(self) -> None:
-        self._route("PUT")
-
-    def _route(self, method: str) -> None:
+    def _route(self) -> None:
         path = unquote(urlsplit(self.path).path)
         self.body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         if self.headers.get("Transfer-Encoding") == "chunked":
             self.body = self._chunks()
-        self.hub.requests.append((method, path))
+        self.hub.requests.append((self.command, path))
         for methods, pattern, action in _ROUTES:
-            if method in methods and (match := re.fullmatch(pattern, path)):
+            if self.command in methods and (match := re.fullmatch(pattern, path)):
                 try:
                     action(self, **match.groupdict())
                 except _Refusal as refusal:
                     self._refuse(refusal)
                 return
-        self._refuse(_Refusal(501, "NotImplemented", f"the loopback Hub does not know {method} {path}"))
+        self._refuse(_Refusal(501, "NotImplemented", f"the loopback Hub does not know {self.command} {path}"))
+
+    do_GET = do_HEAD = do_POST = do_PUT = _route
 
     def _chunks(self) -> bytes:
         content = b""

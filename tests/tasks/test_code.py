@@ -83,12 +83,14 @@ WRONG = {
 
 
 @pytest.mark.parametrize("response", RIGHT.values(), ids=RIGHT.keys())
-def test_a_right_response_passes_however_it_is_written(task, response):
-    [example] = task.examples("test", 1)
+def test_a_right_response_gives_the_program_however_it_is_written(response):
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # none may come of looking at a program
         program = program_of(response, PROMPT, "mean")
-    assert task.answer(example, response) == "passed", program
+        warnings.simplefilter("ignore")
+        names: dict = {}
+        exec(program, names)
+    assert (names["mean"]([1, 2, 3]), names["mean"]([5])) == (2, 5)
 
 
 @pytest.mark.parametrize("response", WRONG.values(), ids=WRONG.keys())
