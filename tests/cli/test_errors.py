@@ -65,7 +65,7 @@ ERRORS = {
         (f"{PAIR} --set repeats", "`--set` has to be KEY=VALUE"),
         (f"{PAIR} --set repeats=0", "`repeats` has to be an int >= 1"),
         (f"{PAIR} --set temperature=1", "`temperature` 1 needs `--sample`"),
-        (f"{PAIR} --set task.shots=8 --data EMPTY", "takes no `shots`"),
+        (f"{PAIR} --set task.shots=8 --data EMPTY", "argument 'shots'"),
         (f"{PAIR} --set task.shots=8", "of a task, but there is no `--task`"),
         (f"{PAIR} --data EMPTY", "`--data` has to hold one prompt per line"),
         (f"{PAIR} --data /no/such", "`--data` has to be"),
@@ -104,7 +104,7 @@ ERRORS = {
         (f"{PAIR} --out OUT --set split=nonsense --limit 1", "`split` has to be one of"),
         (NOWHERE, "`--model` has to be .*'/no'"),
         (f"{NOWHERE} --set m", "`--set` has to be KEY=VALUE"),
-        (f"{NOWHERE} --set task.unsafe_no_isolation=true", "takes no `.*unsafe.no.isolation"),
+        (f"{NOWHERE} --set task.unsafe_no_isolation=true", "argument '.*unsafe.no.isolation"),
     ],
 }  # fmt: skip
 
