@@ -56,7 +56,7 @@ def decided(
         do_sample,
         limits.bind(None),
         rows,
-        None if len(rows) == count else index,
+        index,
         seeds=index,
         prompts=torch.ones_like(index),
         slots=index,
@@ -195,7 +195,7 @@ def test_a_quote_of_the_prompt_is_read_from_the_text():
     index = torch.arange(2)
     limits = Limits(strict_on_quotes=2)
     group = Group(
-        LossyConfig(TopK(k=V), limits=limits), False, limits.bind(None), [0, 1], None,
+        LossyConfig(TopK(k=V), limits=limits), False, limits.bind(None), [0, 1], index,
         seeds=index, prompts=torch.tensor([3, 3]), slots=index,
     )  # fmt: skip
     _, decision = decide_group(group, step, Tables(2, torch.device("cpu")))

@@ -93,14 +93,9 @@ class EngineSettings:
             config = {**((certified["lossy_config"] or {}) if config is None else config), "certificate": certificate}
         if mode is None and config is not None:
             raise LossyValueError("`config` of `lossy` in `--additional-config` needs a `mode`; add one")
-        own = cls(mode, config, head, drafting, device)
-        own.of_request({})
-        return own
-
-    @property
-    def own(self) -> LossyConfig | None:
-        """The configuration of requests without lossy fields of their own."""
-        return self.of_request({})
+        settings = cls(mode, config, head, drafting, device)
+        settings.of_request({})
+        return settings
 
     def of_request(self, extra: Mapping[str, Any] | None) -> LossyConfig | None:
         """Return the configuration of a request with these ``extra_args``; None for the engine's lossless decoding.

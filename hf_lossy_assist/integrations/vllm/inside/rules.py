@@ -39,8 +39,7 @@ class Rules:
         kept = []
         for group in groups:
             tokens, decision = decide_group(group, step, self.tables)
-            rows = slice(None) if group.index is None else group.index
-            output[rows, : tokens.shape[1]] = tokens.to(output.dtype)
+            output[group.index, : tokens.shape[1]] = tokens.to(output.dtype)
             drafted = [step.counts[row] for row in group.rows]
             self.counts.append(RoundCounts.of(decision, [ids[row] for row in group.rows], drafted))
             kept.append(decision.n_accepted)
