@@ -111,36 +111,6 @@ def test_output_law(row: Row, do_sample: bool):
     assert_leaves(row, law, output[:, 0].numpy())
 
 
-@pytest.mark.parametrize(
-    ("rows", "rule", "with_q", "do_sample"),
-    [
-        ([0, 1, 2, 3, 4], Lossless(), False, True), ([0, 1, 2, 3, 4], TopK(k=3), True, True),
-        ([3, 2], Lossless(), True, False), ([3, 2], TopK(k=3), False, False), ([1], Lossless(), True, True),
-    ],
-    ids=str,
-)  # fmt: skip
-def test_padded_rows_get_the_decision_that_they_get_alone(
-    rows: list[int], rule: Acceptor, with_q: bool, do_sample: bool
-):
-    step = step_of(COUNTS, with_q=with_q)
-    output, _ = decided(step, rule, rows, do_sample)
-    for at, row in enumerate(rows):
-        start, n = int(step.starts[row]), COUNTS[row]
-        end = start + n
-        own = Verification(
-            tokens=step.tokens[None, start:end].long(),
-            logits=torch.cat([step.logits[start:end], torch.zeros(1, V)])[None],
-            draft_logits=step.draft_probs[None, start:end].log() if with_q else None,
-            do_sample=do_sample,
-            randomness=KeyedRandomness(keys_of(torch.tensor([row]), torch.tensor([0]))),
-        )
-        decision = decide(rule, own)
-        kept = int(decision.n_accepted)
-        end_token = step.bonus[row] if kept == n else decision.next_token[0]
-        expected = [*own.tokens[0, :kept].tolist(), int(end_token)]
-        assert output[at].tolist() == expected + [NOTHING] * (output.shape[1] - len(expected))
-
-
 def test_first_tokens_are_lossless_and_the_budget_lasts_for_the_whole_text():
     tables = Tables(2, torch.device("cpu"))
     lossy = TopK(k=V)  # keeps every token
@@ -297,6 +267,7 @@ def random_rows(seed: int = 0) -> tuple[Rows, torch.Tensor, torch.Tensor]:
     return rows, 2 * torch.randn(total, V, generator=generator), torch.randn(9, 5, V, generator=generator)
 
 
+@pytest.mark.parametrize("with_bonus", [False, True], ids=["own row", "vLLM's bonus"])
 @pytest.mark.parametrize(
     ("numbers", "rule", "with_q", "temperature"),
     [
@@ -306,12 +277,15 @@ def random_rows(seed: int = 0) -> tuple[Rows, torch.Tensor, torch.Tensor]:
     ids=str,
 )  # fmt: skip
 def test_each_request_gets_the_decision_that_it_gets_alone(
-    numbers: list[int], rule: Acceptor, with_q: bool, temperature: float
+    numbers: list[int], rule: Acceptor, with_q: bool, temperature: float, with_bonus: bool
 ):
     rows, logits, table = random_rows()
     q = rows.draft_probs(table, torch.full((len(COUNTS),), temperature)) if with_q else None
     do_sample = temperature > 0
-    output, _ = decided(rows.step(logits, q), rule, numbers, do_sample)
+    step = rows.step(logits, q)
+    if with_bonus:
+        step = replace(step, logits=logits[rows.drafted()[0]], bonus=torch.arange(len(COUNTS)))
+    output, _ = decided(step, rule, numbers, do_sample)
     width = max(COUNTS[number] for number in numbers)
     for at, number in enumerate(numbers):
         start, n = int(rows.ends[number]), COUNTS[number]
@@ -326,7 +300,8 @@ def test_each_request_gets_the_decision_that_it_gets_alone(
         )
         decision = decide(rule, own)
         kept = int(decision.n_accepted)
-        expected = [*own.tokens[0, :kept].tolist(), int(decision.next_token[0])]
+        end = number if with_bonus and kept == n else int(decision.next_token[0])
+        expected = [*own.tokens[0, :kept].tolist(), end]
         assert output[at].tolist() == expected + [NOTHING] * (output.shape[1] - len(expected))
 
 

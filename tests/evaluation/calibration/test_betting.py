@@ -130,11 +130,14 @@ def test_growth_at_the_limit_is_hardly_ever_certified():
     for _ in range(500):
         reference = rng.integers(20, 90, 300)
         grown = np.minimum(reference * rng.uniform(0.9, 1.3, 300), 120)  # by 10 % in the mean
-        least = growth_bound(grown, reference, 120)
-        wrong += least < 0.1 - 1e-6
-        right += least < 0.2
+        certified = select(np.stack([growth_beyond(share, grown, reference, 120) for share in (0.2, 0.1)], 1), 0.0)
+        right += certified is not None
+        wrong += certified == 1
     assert wrong <= 37
     assert right >= 475
+    least = growth_bound(grown, reference, 120)
+    for share, certified in ((least + 1e-6, 0), (least - 1e-6, None)):
+        assert select(growth_beyond(share, grown, reference, 120)[:, None], 0.0) == certified
 
 
 def test_growth_is_that_of_the_means():
