@@ -35,7 +35,7 @@ HOSTILE = [
 ]
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def post() -> Iterator[Callable[..., Any]]:
     """Ask the example's server on this machine for a completion, with these fields in the body."""
     target, direct = str(BUNDLED / "target"), urllib.request.build_opener(urllib.request.ProxyHandler({}))

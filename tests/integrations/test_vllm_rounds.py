@@ -6,6 +6,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -15,20 +16,22 @@ from hf_lossy_assist.core.messages import Decision, Verification
 from hf_lossy_assist.core.shapes import Chain
 from hf_lossy_assist.generation.config import LossyConfig
 from hf_lossy_assist.heads import JudgeConfig, JudgeHead, ModelIdentity
-from hf_lossy_assist.integrations.vllm.randomness import KeyedRandomness, keys_of
 from hf_lossy_assist.integrations.vllm.rounds import (
     NOTHING,
     EngineStep,
     Group,
+    KeyedRandomness,
     RequestRound,
     RoundCounts,
     Rows,
     RunningRequests,
     Tables,
     decide_group,
+    keys_of,
+    seed_of,
 )
 from hf_lossy_assist.integrations.vllm.settings import Drafting, EngineSettings
-from tests.acceptors.fixtures import P, Q, assert_leaves, law_of
+from tests.acceptors.fixtures import P, Q, assert_leaves, chi_square_p, law_of
 from tests.acceptors.table import ROWS, Row, row_id
 
 SAMPLING = pytest.mark.parametrize("do_sample", [False, True], ids=["greedy", "sampling"])
@@ -355,3 +358,24 @@ def test_states_belong_to_their_rows():
     lossless, _ = decided(step, Lossless())
     assert decision.n_accepted.tolist() == [n if yes else 0 for n, yes in zip(COUNTS, lenient, strict=True)]
     assert output[1].tolist() == lossless[1].tolist()
+
+
+def test_draws_follow_from_seed_and_position():
+    seeds, positions = torch.tensor([1, 1, 2]), torch.tensor([5, 6, 5])
+    u = KeyedRandomness(keys_of(seeds, positions)).uniform((3, 4), torch.device("cpu"))
+    assert len(u.unique()) == 12
+    again = KeyedRandomness(keys_of(seeds[2:], positions[2:])).uniform((1, 4), torch.device("cpu"))
+    assert (again == u[2:]).all()
+    assert seed_of("a", 0) == seed_of("a", 0) != seed_of("b", 0) != seed_of("b", 1)
+
+
+def test_draws_are_uniform_and_independent():
+    randomness = KeyedRandomness(keys_of(torch.zeros(100_000, dtype=torch.long), torch.arange(100_000)))
+    u, w = (randomness.uniform((100_000, 2), torch.device("cpu")) for _ in range(2))
+    cells = ((u[:, 0] * 10).long() * 10 + (w[:, 1] * 10).long()).bincount(minlength=100)
+    assert chi_square_p(cells.numpy(), np.full(100, 0.01)) > 1e-5
+    weights = torch.tensor([0.0, 0.5, 0.0, 0.2, 0.3]).expand(100_000, -1)
+    assert chi_square_p(randomness.categorical(weights).bincount(minlength=5).numpy(), weights[0].numpy()) > 1e-5
+    mask = randomness.keep_mask((100_000, 3), 0.25, u)
+    assert abs((mask == 0).float().mean() - 0.25) < 0.005
+    assert abs(mask.mean() - 1) < 0.01

@@ -10,8 +10,7 @@ from torch import Tensor
 from vllm.utils.torch_utils import async_tensor_h2d
 
 from ....acceptors import DroppedHeads
-from ..randomness import KeyedRandomness
-from ..rounds import EngineStep, Group, RoundCounts, RunningRequests, Tables, decide_group
+from ..rounds import EngineStep, Group, KeyedRandomness, RoundCounts, RunningRequests, Tables, decide_group
 from ..settings import EngineSettings
 
 
