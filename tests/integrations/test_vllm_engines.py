@@ -23,7 +23,6 @@ PYTHON = Path(sys.executable)
 # whole the others. A rule in `extra_args` alone kept one of these.
 STAND_IN = """
 from types import SimpleNamespace as Is
-__version__ = "0.0"
 print("a line of vLLM's own")
 class SamplingParams:
     def __init__(self, **given): self.given = given
