@@ -21,7 +21,7 @@ pytestmark = pytest.mark.skipif(
 )
 EXAMPLE = Path(__file__).parents[2] / "examples" / "12_serve.py"
 BUNDLED = Path(pairs.__file__).parent / "arithmetic"
-TOKENS = 32
+TOKENS = 16
 HOSTILE = [
     {"lossy_mode": "judge", "lossy_head": str(BUNDLED / "judge")},
     {"lossy_mode": "judge", "lossy_head": "/etc"},

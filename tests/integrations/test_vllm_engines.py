@@ -149,12 +149,12 @@ def test_a_head_that_vllm_can_t_read_rounded_stays_as_it_is(models, monkeypatch)
         engines._started.clear()
 
 
-@pytest.mark.parametrize(("mode", "label"), [("draft", "draft"), ("lossless@auto", "lossless@auto")])
+@pytest.mark.parametrize("mode", ["draft", "lossless@auto"])
 @pytest.mark.usefixtures("_stand_in")
-def test_modes_that_vllm_lacks(mode: str, label: str):
+def test_modes_that_vllm_lacks(mode: str):
     with (
         VllmEngines(PYTHON) as engines,
-        pytest.raises(LossyValueError, match=f"`--modes` has '{label}', which can't run in vLLM"),
+        pytest.raises(LossyValueError, match=f"`--modes` has '{mode}', which can't run in vLLM"),
     ):
         engines.modes(parse_modes(mode, 5))
 
