@@ -14,7 +14,7 @@ JOBS ?= 2
 # pairs and examples ask of transformers, the tests of calls, decoding, drafting, models and the hook ask of the oldest, too.
 ONCE := acceptors core evaluation heads inspection pairs store tasks training trial \
 	$(filter-out %/test_generate.py,$(patsubst tests/%,%,$(wildcard tests/cli/test_*.py))) \
-	$(foreach part,engines randomness rounds settings,integrations/test_vllm_$(part).py) \
+	$(foreach part,engines rounds settings,integrations/test_vllm_$(part).py) \
 	compat/test_versions.py \
 	$(foreach part,distributions docstrings doctests errors examples extras layout notebooks theory,test_$(part).py)
 

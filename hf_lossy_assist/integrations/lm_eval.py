@@ -94,9 +94,8 @@ def _fields(mode: Any, config: Any, gamma: int | str | None = None) -> dict[str,
     """Return keywords of ``generate()`` from their forms on a command line."""
     spelling = Spelling.read(mode) if isinstance(mode, str) else Spelling(mode)
     if isinstance(config, str):
-        items = split(config, ":")
         as_json = config.startswith("{")
-        config = from_json(config, "`lossy_config`") if as_json else read_settings(items, "lossy_config")
+        config = from_json(config, "`lossy_config`") if as_json else read_settings(split(config, ":"), "lossy_config")
     fields = {"lossy_mode": spelling.mode, "lossy_config": {**spelling.config, **(config or {})}}
     gamma = spelling.gamma if gamma is None else read_gamma(str(gamma), "num_assistant_tokens")
     return {name: value for name, value in {**fields, "num_assistant_tokens": gamma}.items() if value is not None}

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList, PreTrainedModel
+from transformers import LogitsProcessor, LogitsProcessorList, PreTrainedModel
 
 from .. import compat
 from ..acceptors import decide
@@ -151,17 +151,10 @@ class LossyVerification(LogitsProcessor):
             )
         return self._rounds.rewrite(input_ids, scores)
 
-    def _intercept(
-        self,
-        build: Callable[..., CandidateGenerator],
-        *,
-        generation_config: GenerationConfig,
-        input_ids: Tensor,
-        logits_processor: LogitsProcessorList,
-        model_kwargs: dict[str, Any],
-        **kwargs: Any,
-    ) -> CandidateGenerator:
+    def _intercept(self, build: Callable[..., CandidateGenerator], **given: Any) -> CandidateGenerator:
         """Start a generation's rounds in place of its drafter."""
+        names = ("generation_config", "input_ids", "logits_processor", "model_kwargs")
+        generation_config, input_ids, logits_processor, model_kwargs = (given[name] for name in names)
         if self._rounds is not None:
             self._rounds.abort()
         others = LogitsProcessorList(processor for processor in logits_processor if processor is not self)
@@ -186,13 +179,7 @@ class LossyVerification(LogitsProcessor):
         check_mode(self.config, generation_config.do_sample, longest)
         randomness = Randomness(compat.shared_seed(self.target, self.config.seed))
         if self.assistant_model is None:
-            drafter = build(
-                generation_config=generation_config,
-                input_ids=input_ids,
-                logits_processor=others,
-                model_kwargs=model_kwargs,
-                **kwargs,
-            )
+            drafter = build(**{**given, "logits_processor": others})
         else:
             drafter = ModelDrafter(
                 self.assistant_model,

@@ -102,12 +102,11 @@ def test_fields_of_the_generation_config(pair: pairs.Pair, call: dict, monkeypat
 
 def test_streamer_stop_strings_processors_and_criteria_arrive(pair: pairs.Pair, call: dict):
     texts: list[str] = []
+    processed: list[int] = []
 
     class Streamer(TextStreamer):
         def on_finalized_text(self, text: str, stream_end: bool = False) -> None:
             texts.append(text)
-
-    processed: list[int] = []
 
     class Processor(LogitsProcessor):
         def __call__(self, ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.skipif(
 )
 EXAMPLE = Path(__file__).parents[2] / "examples" / "12_serve.py"
 BUNDLED = Path(pairs.__file__).parent / "arithmetic"
-TOKENS = 32
+TOKENS = 16
 HOSTILE = [
     {"lossy_mode": "judge", "lossy_head": str(BUNDLED / "judge")},
     {"lossy_mode": "judge", "lossy_head": "/etc"},
@@ -35,7 +35,7 @@ HOSTILE = [
 ]
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def post() -> Iterator[Callable[..., Any]]:
     """Ask the example's server on this machine for a completion, with these fields in the body."""
     target, direct = str(BUNDLED / "target"), urllib.request.build_opener(urllib.request.ProxyHandler({}))

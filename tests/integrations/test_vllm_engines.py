@@ -23,7 +23,6 @@ PYTHON = Path(sys.executable)
 # whole the others. A rule in `extra_args` alone kept one of these.
 STAND_IN = """
 from types import SimpleNamespace as Is
-__version__ = "0.0"
 print("a line of vLLM's own")
 class SamplingParams:
     def __init__(self, **given): self.given = given
@@ -150,12 +149,12 @@ def test_a_head_that_vllm_can_t_read_rounded_stays_as_it_is(models, monkeypatch)
         engines._started.clear()
 
 
-@pytest.mark.parametrize(("mode", "label"), [("draft", "draft"), ("lossless@auto", "lossless@auto")])
+@pytest.mark.parametrize("mode", ["draft", "lossless@auto"])
 @pytest.mark.usefixtures("_stand_in")
-def test_modes_that_vllm_lacks(mode: str, label: str):
+def test_modes_that_vllm_lacks(mode: str):
     with (
         VllmEngines(PYTHON) as engines,
-        pytest.raises(LossyValueError, match=f"`--modes` has '{label}', which can't run in vLLM"),
+        pytest.raises(LossyValueError, match=f"`--modes` has '{mode}', which can't run in vLLM"),
     ):
         engines.modes(parse_modes(mode, 5))
 

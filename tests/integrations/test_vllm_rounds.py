@@ -6,6 +6,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -15,20 +16,22 @@ from hf_lossy_assist.core.messages import Decision, Verification
 from hf_lossy_assist.core.shapes import Chain
 from hf_lossy_assist.generation.config import LossyConfig
 from hf_lossy_assist.heads import JudgeConfig, JudgeHead, ModelIdentity
-from hf_lossy_assist.integrations.vllm.randomness import KeyedRandomness, keys_of
 from hf_lossy_assist.integrations.vllm.rounds import (
     NOTHING,
     EngineStep,
     Group,
+    KeyedRandomness,
     RequestRound,
     RoundCounts,
     Rows,
     RunningRequests,
     Tables,
     decide_group,
+    keys_of,
+    seed_of,
 )
 from hf_lossy_assist.integrations.vllm.settings import Drafting, EngineSettings
-from tests.acceptors.fixtures import P, Q, assert_leaves, law_of
+from tests.acceptors.fixtures import P, Q, assert_leaves, chi_square_p, law_of
 from tests.acceptors.table import ROWS, Row, row_id
 
 SAMPLING = pytest.mark.parametrize("do_sample", [False, True], ids=["greedy", "sampling"])
@@ -56,7 +59,7 @@ def decided(
         do_sample,
         limits.bind(None),
         rows,
-        None if len(rows) == count else index,
+        index,
         seeds=index,
         prompts=torch.ones_like(index),
         slots=index,
@@ -109,36 +112,6 @@ def test_output_law(row: Row, do_sample: bool):
     output, decision = decided(step, rule, do_sample=do_sample)
     assert (output[:, 1] == torch.where(decision.complete, 0, NOTHING)).all()
     assert_leaves(row, law, output[:, 0].numpy())
-
-
-@pytest.mark.parametrize(
-    ("rows", "rule", "with_q", "do_sample"),
-    [
-        ([0, 1, 2, 3, 4], Lossless(), False, True), ([0, 1, 2, 3, 4], TopK(k=3), True, True),
-        ([3, 2], Lossless(), True, False), ([3, 2], TopK(k=3), False, False), ([1], Lossless(), True, True),
-    ],
-    ids=str,
-)  # fmt: skip
-def test_padded_rows_get_the_decision_that_they_get_alone(
-    rows: list[int], rule: Acceptor, with_q: bool, do_sample: bool
-):
-    step = step_of(COUNTS, with_q=with_q)
-    output, _ = decided(step, rule, rows, do_sample)
-    for at, row in enumerate(rows):
-        start, n = int(step.starts[row]), COUNTS[row]
-        end = start + n
-        own = Verification(
-            tokens=step.tokens[None, start:end].long(),
-            logits=torch.cat([step.logits[start:end], torch.zeros(1, V)])[None],
-            draft_logits=step.draft_probs[None, start:end].log() if with_q else None,
-            do_sample=do_sample,
-            randomness=KeyedRandomness(keys_of(torch.tensor([row]), torch.tensor([0]))),
-        )
-        decision = decide(rule, own)
-        kept = int(decision.n_accepted)
-        end_token = step.bonus[row] if kept == n else decision.next_token[0]
-        expected = [*own.tokens[0, :kept].tolist(), int(end_token)]
-        assert output[at].tolist() == expected + [NOTHING] * (output.shape[1] - len(expected))
 
 
 def test_first_tokens_are_lossless_and_the_budget_lasts_for_the_whole_text():
@@ -195,7 +168,7 @@ def test_a_quote_of_the_prompt_is_read_from_the_text():
     index = torch.arange(2)
     limits = Limits(strict_on_quotes=2)
     group = Group(
-        LossyConfig(TopK(k=V), limits=limits), False, limits.bind(None), [0, 1], None,
+        LossyConfig(TopK(k=V), limits=limits), False, limits.bind(None), [0, 1], index,
         seeds=index, prompts=torch.tensor([3, 3]), slots=index,
     )  # fmt: skip
     _, decision = decide_group(group, step, Tables(2, torch.device("cpu")))
@@ -297,6 +270,7 @@ def random_rows(seed: int = 0) -> tuple[Rows, torch.Tensor, torch.Tensor]:
     return rows, 2 * torch.randn(total, V, generator=generator), torch.randn(9, 5, V, generator=generator)
 
 
+@pytest.mark.parametrize("with_bonus", [False, True], ids=["own row", "vLLM's bonus"])
 @pytest.mark.parametrize(
     ("numbers", "rule", "with_q", "temperature"),
     [
@@ -306,12 +280,15 @@ def random_rows(seed: int = 0) -> tuple[Rows, torch.Tensor, torch.Tensor]:
     ids=str,
 )  # fmt: skip
 def test_each_request_gets_the_decision_that_it_gets_alone(
-    numbers: list[int], rule: Acceptor, with_q: bool, temperature: float
+    numbers: list[int], rule: Acceptor, with_q: bool, temperature: float, with_bonus: bool
 ):
     rows, logits, table = random_rows()
     q = rows.draft_probs(table, torch.full((len(COUNTS),), temperature)) if with_q else None
     do_sample = temperature > 0
-    output, _ = decided(rows.step(logits, q), rule, numbers, do_sample)
+    step = rows.step(logits, q)
+    if with_bonus:
+        step = replace(step, logits=logits[rows.drafted()[0]], bonus=torch.arange(len(COUNTS)))
+    output, _ = decided(step, rule, numbers, do_sample)
     width = max(COUNTS[number] for number in numbers)
     for at, number in enumerate(numbers):
         start, n = int(rows.ends[number]), COUNTS[number]
@@ -326,7 +303,8 @@ def test_each_request_gets_the_decision_that_it_gets_alone(
         )
         decision = decide(rule, own)
         kept = int(decision.n_accepted)
-        expected = [*own.tokens[0, :kept].tolist(), int(decision.next_token[0])]
+        end = number if with_bonus and kept == n else int(decision.next_token[0])
+        expected = [*own.tokens[0, :kept].tolist(), end]
         assert output[at].tolist() == expected + [NOTHING] * (output.shape[1] - len(expected))
 
 
@@ -380,3 +358,24 @@ def test_states_belong_to_their_rows():
     lossless, _ = decided(step, Lossless())
     assert decision.n_accepted.tolist() == [n if yes else 0 for n, yes in zip(COUNTS, lenient, strict=True)]
     assert output[1].tolist() == lossless[1].tolist()
+
+
+def test_draws_follow_from_seed_and_position():
+    seeds, positions = torch.tensor([1, 1, 2]), torch.tensor([5, 6, 5])
+    u = KeyedRandomness(keys_of(seeds, positions)).uniform((3, 4), torch.device("cpu"))
+    assert len(u.unique()) == 12
+    again = KeyedRandomness(keys_of(seeds[2:], positions[2:])).uniform((1, 4), torch.device("cpu"))
+    assert (again == u[2:]).all()
+    assert seed_of("a", 0) == seed_of("a", 0) != seed_of("b", 0) != seed_of("b", 1)
+
+
+def test_draws_are_uniform_and_independent():
+    randomness = KeyedRandomness(keys_of(torch.zeros(100_000, dtype=torch.long), torch.arange(100_000)))
+    u, w = (randomness.uniform((100_000, 2), torch.device("cpu")) for _ in range(2))
+    cells = ((u[:, 0] * 10).long() * 10 + (w[:, 1] * 10).long()).bincount(minlength=100)
+    assert chi_square_p(cells.numpy(), np.full(100, 0.01)) > 1e-5
+    weights = torch.tensor([0.0, 0.5, 0.0, 0.2, 0.3]).expand(100_000, -1)
+    assert chi_square_p(randomness.categorical(weights).bincount(minlength=5).numpy(), weights[0].numpy()) > 1e-5
+    mask = randomness.keep_mask((100_000, 3), 0.25, u)
+    assert abs((mask == 0).float().mean() - 0.25) < 0.005
+    assert abs(mask.mean() - 1) < 0.01

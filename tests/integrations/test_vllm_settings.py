@@ -27,7 +27,7 @@ def test_requests_have_the_engine_s_rule_or_their_own():
     assert both.limits.budget == 0.5
     assert EngineSettings.read({}, MODEL).of_request({"other": 1}) is None
     spelt = EngineSettings.read({"mode": "topk^typical:topk.k=3"}, MODEL)
-    assert spelt.own.rule == AllOf((TopK(k=3), Typical()))
+    assert spelt.of_request({}).rule == AllOf((TopK(k=3), Typical()))
     assert spelt.of_request({"lossy_mode": "typical:epsilon=0.2"}).rule == Typical(epsilon=0.2)
 
 

@@ -37,8 +37,7 @@ from ..evaluation import Evaluation, Track, progress_bar
 from ..modes import EVERYTHING, DecodingMode, Models, parse_modes
 from ..requests import PromptBatch, PromptList, Prompts, run_request
 from .advice import DRAFT_COST, Advice, Replayed, draw, with_gamma
-from .replay import Acceptance, Walk, drawn, greedy, rounds
-from .states import decided, reads_states
+from .replay import Acceptance, Walk, decided, drawn, greedy, reads_states, rounds
 from .text_logits import LIKELIEST, TextLogits, processors_of, read_logits
 
 GAMMAS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32)

@@ -45,10 +45,10 @@ def main() -> None:
     out = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # vLLM's own lines don't belong between the answers
     settings = json.loads(sys.stdin.readline())
-    from vllm import LLM, SamplingParams, __version__
+    from vllm import LLM, SamplingParams
 
     engine = LLM(**settings, disable_log_stats=False)
-    out.write(json.dumps({"version": __version__}) + "\n")
+    out.write("{}\n")  # it has started
     for line in sys.stdin:
         try:
             reply = answer(engine, SamplingParams, json.loads(line))

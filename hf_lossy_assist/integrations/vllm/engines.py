@@ -7,7 +7,7 @@ import os
 import subprocess
 import tempfile
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO, Any
@@ -21,9 +21,6 @@ from ...evaluation.modes import DecodingMode, Models
 from ...evaluation.requests import PromptBatch, Response
 from ...models.quantised import dtype_of, save_int8_draft
 
-PROGRAM = ("-m", "hf_lossy_assist.integrations.vllm.answering")
-SECONDS = 1800.0
-"""An engine that has not answered for so long is stopped."""
 _LONGEST = 4096
 """Tokens of a text that engines reserve memory for."""
 
@@ -39,6 +36,10 @@ class Engine:
         Keyword arguments of ``vllm.LLM``.
     threads
         Threads that the engine computes with; None for vLLM's own choice.
+    program
+        What the interpreter runs.
+    seconds
+        An engine that has not answered for so long is stopped.
     """
 
     def __init__(
@@ -46,19 +47,21 @@ class Engine:
         python: Path,
         settings: Mapping[str, Any],
         threads: int | None = None,
-        program: tuple[str, ...] = PROGRAM,
-        seconds: float = SECONDS,
+        program: Sequence[str] = ("-m", "hf_lossy_assist.integrations.vllm.answering"),
+        seconds: float = 1800.0,
     ) -> None:
         self._seconds = seconds
         self._errors: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - until close()
-        own = {} if threads is None else {"VLLM_CPU_OMP_THREADS_BIND": _cores(threads), "OMP_NUM_THREADS": str(threads)}
+        own = {}
+        if threads is not None:
+            cores = ",".join(map(str, sorted(os.sched_getaffinity(0))[:threads]))
+            own = {"VLLM_CPU_OMP_THREADS_BIND": cores, "OMP_NUM_THREADS": str(threads)}
         defaults = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_USE_V2_MODEL_RUNNER": "0"}
         self._process = subprocess.Popen(
             [str(python), *program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, text=True,
             env={**defaults, **os.environ, **own},
         )  # fmt: skip
-        ready = self.ask(settings)
-        self.version = str(ready["version"])
+        self.ask(settings)
 
     def ask(self, message: Mapping[str, Any]) -> dict[str, Any]:
         """Send a line, and return the answer's."""
@@ -117,10 +120,6 @@ def _lacking(python: Path) -> str | None:
     except (OSError, subprocess.CalledProcessError):
         return "does not run"
     return None if found == "[]" else f"lacks {found}"
-
-
-def _cores(threads: int) -> str:
-    return ",".join(map(str, sorted(os.sched_getaffinity(0))[:threads]))
 
 
 @dataclass(eq=False)

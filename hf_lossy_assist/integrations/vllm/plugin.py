@@ -167,7 +167,7 @@ def _take_over(config: Any) -> None:
             f"`lossy` in `--additional-config` works with vLLM's workers {list(_WORKERS)}, but this engine has "
             f"{parallel.worker_cls!r}"
         )
-    names = [f"{_INSIDE}.scheduler.{name}" for name in ("LossyScheduler", "LossyAsyncScheduler")]
+    names = [f"{_INSIDE}.counting.{name}" for name in ("LossyScheduler", "LossyAsyncScheduler")]
     if scheduler.scheduler_cls not in (None, *names):
         raise LossyUnsupportedError(
             f"`scheduler_cls` can't be {scheduler.scheduler_cls!r} with `lossy` in `--additional-config`, whose own "

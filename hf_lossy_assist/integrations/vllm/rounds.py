@@ -1,6 +1,7 @@
 """One step of an engine, decided by rules: flat rows become a verification, and the decision becomes the step's output.
 
-Requests are sorted by rule before, and counted after it.
+Requests are sorted by rule before, and counted after it. Random numbers follow from a request's seed and a position in
+its text, and from nothing else.
 
 Notation: ``B`` requests, ``T`` drafted tokens of all requests one after the other, ``V`` vocabulary, ``n`` the longest
 draft of a group. Everything runs on the tensors' device without waiting for it.
@@ -8,9 +9,11 @@ draft of a group. Everything runs on the tensors' device without waiting for it.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
+from math import prod
 from typing import Any
 
 import torch
@@ -18,12 +21,12 @@ from torch import Tensor
 
 from ...acceptors import DroppedHeads
 from ...acceptors.base import decide
+from ...core.distributions import Randomness
 from ...core.limits import BoundLimits
 from ...core.messages import Decision, Verification
 from ...core.shapes import Chain
 from ...errors import warn_once
 from ...generation.config import LossyConfig
-from .randomness import KeyedRandomness, keys_of, seed_of
 from .settings import EngineSettings
 
 NOTHING = -1
@@ -33,6 +36,60 @@ UNDRAWN = (
     "no token can be drawn in some rounds, because the target's probabilities are infinite, NaN or all zero; their "
     "texts have token 0 there, counted as `undrawn`"
 )
+
+_MIX = (-0x40A7B892E31B1A47, -0x6B2FB644ECCEEE15)  # SplitMix64's factors as signed numbers
+_STEP = -0x61C8864680B583EB
+
+
+def seed_of(request: str, seed: int) -> int:
+    """Return the seed of a request without its own: processes of one engine agree on it, and requests differ."""
+    digest = hashlib.blake2b(f"{seed}:{request}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little", signed=True)
+
+
+def keys_of(seeds: Tensor, positions: Tensor) -> Tensor:
+    """Return ``(N,)`` one key for each seed and position, all int64."""
+    return _mixed(seeds + _mixed(positions.long() + 1))
+
+
+class KeyedRandomness(Randomness):
+    """Draws that depend on one key per row ``(B,)`` only, whichever rows, processes and rounds there are."""
+
+    def __init__(self, keys: Tensor) -> None:
+        super().__init__()
+        self.keys = keys
+        self._draws = 0
+
+    def uniform(self, shape: tuple[int, ...], device: torch.device) -> Tensor:
+        return (self._bits(shape) >> 40 & 0xFFFFFF).float().mul_(2.0**-24)
+
+    def categorical(self, weights: Tensor) -> Tensor:
+        sums = weights.double().cumsum(-1)
+        u = (self._bits(weights.shape[:-1]) >> 11 & (1 << 53) - 1).double().mul_(2.0**-53)
+        return torch.searchsorted(sums, (u * sums[..., -1])[..., None], right=True)[..., 0].clamp_(
+            max=sums.shape[-1] - 1
+        )
+
+    def keep_mask(self, shape: tuple[int, ...], rate: float | Tensor, like: Tensor) -> Tensor:
+        return (self.uniform(shape, like.device) >= rate).to(like.dtype) / (1 - rate)
+
+    def _bits(self, shape: tuple[int, ...]) -> Tensor:
+        """Return 64 random bits for each cell of ``shape``, whose first dimension is that of the keys."""
+        self._draws += 1
+        rows = _mixed(self.keys + self._draws)
+        cells = torch.arange(1, prod(shape[1:]) + 1, device=rows.device) * _STEP
+        return _mixed(rows[:, None] + cells).reshape(shape)
+
+
+def _mixed(x: Tensor) -> Tensor:
+    """SplitMix64's finaliser (Steele et al. 2014); int64 wraps around, and shifts have to be made logical."""
+    x = (x ^ _shifted(x, 30)) * _MIX[0]
+    x = (x ^ _shifted(x, 27)) * _MIX[1]
+    return x ^ _shifted(x, 31)
+
+
+def _shifted(x: Tensor, bits: int) -> Tensor:
+    return x >> bits & (1 << 64 - bits) - 1
 
 
 @dataclass(frozen=True, eq=False)
@@ -121,27 +178,18 @@ class Group:
     do_sample: bool
     limits: BoundLimits | None
     rows: list[int]  # the requests' numbers in the step
-    index: Tensor | None  # (G,) these numbers on the device; None for all requests of the step
+    index: Tensor  # (G,) these numbers on the device
     seeds: Tensor  # (G,) of the requests
     prompts: Tensor  # (G,) the lengths of their prompts
     slots: Tensor  # (G,) their places among the tables' counts
 
-    def of(self, values: Tensor) -> Tensor:
-        return values if self.index is None else values[self.index]
 
-
-@dataclass(eq=False)
 class Tables:
     """Counts of every request's text so far, by slot, on the device."""
 
-    size: int
-    device: torch.device
-    lossy: Tensor = field(init=False)  # tokens kept lossily
-    charged: Tensor = field(init=False)  # against a budget over the whole text
-
-    def __post_init__(self) -> None:
-        self.lossy = torch.zeros(self.size, dtype=torch.long, device=self.device)
-        self.charged = torch.zeros(self.size, device=self.device)
+    def __init__(self, size: int, device: torch.device) -> None:
+        self.lossy = torch.zeros(size, dtype=torch.long, device=device)  # tokens kept lossily
+        self.charged = torch.zeros(size, device=device)  # against a budget over the whole text
 
     def clear(self, slot: int) -> None:
         self.lossy[slot : slot + 1] = 0
@@ -165,8 +213,7 @@ class RunningRequests:
         self._slots: dict[str, int] = {}
         self._ids: list[str] = []
         self._without: frozenset[int] = frozenset()
-        self._groups: list[Group] = []
-        self._others: list[int] = []
+        self._sorted: tuple[list[Group], list[int]] = [], []
 
     def groups(
         self, ids: Sequence[str], states: Mapping[str, Any], without: frozenset[int] = frozenset()
@@ -177,27 +224,27 @@ class RunningRequests:
         """
         if (ids, without) != (self._ids, self._without):
             self._ids, self._without = list(ids), without
-            self._sort(states)
-        return self._groups, self._others
+            self._sorted = self._sort(states)
+        return self._sorted
 
-    def _sort(self, states: Mapping[str, Any]) -> None:
+    def _sort(self, states: Mapping[str, Any]) -> tuple[list[Group], list[int]]:
         for request in [request for request in self._slots if request not in states]:
             del self._slots[request]
         grouped: dict[tuple[int, bool, bool], tuple[LossyConfig, list[int]]] = {}
-        self._others = []
+        others = []
         for row, request in enumerate(self._ids):
             params = states[request].sampling_params
             config = self.settings.of_request(params.extra_args)
             if config is None or row in self._without:
-                self._others.append(row)
+                others.append(row)
                 continue
             if request not in self._slots:
                 taken = set(self._slots.values())
-                self._slots[request] = next(i for i in range(self.tables.size) if i not in taken)
+                self._slots[request] = next(i for i in range(len(self.tables.lossy)) if i not in taken)
                 self.tables.clear(self._slots[request])
             kind = id(config), params.temperature > 0, getattr(params, "structured_outputs", None) is not None
             grouped.setdefault(kind, (config, []))[1].append(row)
-        self._groups = [self._group(config, *kind, rows, states) for (_, *kind), (config, rows) in grouped.items()]
+        return [self._group(config, *kind, rows, states) for (_, *kind), (config, rows) in grouped.items()], others
 
     def _group(
         self, config: LossyConfig, do_sample: bool, structured: bool, rows: list[int], states: Mapping[str, Any]
@@ -208,7 +255,7 @@ class RunningRequests:
             do_sample,
             config.limits.bind(self.tokenizer, structured),
             rows,
-            index=None if len(rows) == len(self._ids) else self._to_device(rows),
+            index=self._to_device(rows),
             seeds=self._to_device([self._seed(request, states[request], config) for request in requests]),
             prompts=self._to_device([states[request].num_prompt_tokens for request in requests]),
             slots=self._to_device([self._slots[request] for request in requests]),
@@ -223,7 +270,7 @@ class RunningRequests:
 def decide_group(group: Group, step: EngineStep, tables: Tables) -> tuple[Tensor, Decision]:
     """Return ``(G, n + 1)`` the tokens that a group's requests keep, then :data:`NOTHING`, and the decision."""
     acceptor, n = group.config.rule, max(step.counts[row] for row in group.rows)
-    starts, lengths = group.of(step.starts), group.of(step.lengths)
+    starts, lengths = step.starts[group.index], step.lengths[group.index]
     columns = torch.arange(n, device=starts.device)
     flat = (starts[:, None] + columns).clamp_(max=max(0, len(step.tokens) - 1))
     tokens = step.tokens.long()[flat]
@@ -233,7 +280,7 @@ def decide_group(group: Group, step: EngineStep, tables: Tables) -> tuple[Tensor
     v = Verification(
         tokens=tokens.clamp(min=0),
         do_sample=group.do_sample,
-        randomness=KeyedRandomness(keys_of(group.seeds, group.of(step.positions))),
+        randomness=KeyedRandomness(keys_of(group.seeds, step.positions[group.index])),
         shape=shape,
         charged=tables.charged[group.slots],
         **_answer(group, step, flat, starts, acceptor.needs),
@@ -247,7 +294,7 @@ def decide_group(group: Group, step: EngineStep, tables: Tables) -> tuple[Tensor
     tokens = torch.where(kept, v.tokens, NOTHING)
     ends = decision.next_token
     if step.bonus is not None:
-        ends = torch.where(decision.n_accepted == lengths, group.of(step.bonus).long(), ends)
+        ends = torch.where(decision.n_accepted == lengths, step.bonus[group.index].long(), ends)
     decision = replace(decision, next_token=ends)
     ends = ends.clamp(min=0)  # where nothing could be drawn, which is counted
     output = torch.cat([tokens, tokens.new_full((len(tokens), 1), NOTHING)], dim=-1)
@@ -257,7 +304,7 @@ def decide_group(group: Group, step: EngineStep, tables: Tables) -> tuple[Tensor
 def _answer(group: Group, step: EngineStep, flat: Tensor, starts: Tensor, needs: frozenset[str]) -> dict[str, Any]:
     """Return the target's answer to padded drafts; where the step has bonus tokens, the last logits are arbitrary."""
     more = torch.arange(flat.shape[1] + 1, device=flat.device)
-    first = group.of(step.starts + torch.arange(len(step.ends), device=flat.device))
+    first = (step.starts + torch.arange(len(step.ends), device=flat.device))[group.index]
     rows = (first if step.bonus is None else starts)[:, None] + more
     answer: dict[str, Any] = {"logits": step.logits[rows.clamp_(max=max(0, len(step.logits) - 1))]}
     if step.draft_probs is not None:
@@ -270,9 +317,7 @@ def _answer(group: Group, step: EngineStep, flat: Tensor, starts: Tensor, needs:
 def _dropped(group: Group, step: EngineStep, flat: Tensor, heads: DroppedHeads | None) -> dict[str, Tensor]:
     if heads is None or flat.shape[1] == 0:
         return {}
-    seeds = step.ends.new_zeros(len(step.ends), dtype=torch.long)
-    rows = torch.arange(len(seeds), device=seeds.device) if group.index is None else group.index
-    seeds = seeds.scatter(0, rows, group.seeds)
+    seeds = step.ends.new_zeros(len(step.ends), dtype=torch.long).scatter(0, group.index, group.seeds)
     places = step.spread(step.positions - step.starts) + torch.arange(len(step.tokens), device=seeds.device)
     paths, mean = step.dropped(heads, KeyedRandomness(~keys_of(step.spread(seeds), places)))
     return {"dropped_logits": paths[flat].transpose(1, 2), "centroid_logits": mean[flat]}
@@ -281,7 +326,7 @@ def _dropped(group: Group, step: EngineStep, flat: Tensor, heads: DroppedHeads |
 def _lossless_positions(group: Group, step: EngineStep, v: Verification, tables: Tables) -> Any:
     if group.limits is None:
         return None
-    generated = group.of(step.positions) + 1 - group.prompts
+    generated = step.positions[group.index] + 1 - group.prompts
     text, prompts = v.tokens, None
     if group.limits.limits.reads_text:
         committed = step.texts(group.rows)

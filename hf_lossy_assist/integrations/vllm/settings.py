@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from ...acceptors import REGISTRY, Acceptor, place_rule_head, settings_of
+from ...acceptors import REGISTRY, place_rule_head, settings_of
 from ...acceptors.base import AUTO
 from ...errors import LossyUnsupportedError, LossyValueError, brief, nearest
 from ...generation.certificate import Certificate
@@ -93,14 +93,9 @@ class EngineSettings:
             config = {**((certified["lossy_config"] or {}) if config is None else config), "certificate": certificate}
         if mode is None and config is not None:
             raise LossyValueError("`config` of `lossy` in `--additional-config` needs a `mode`; add one")
-        own = cls(mode, config, head, drafting, device)
-        own.of_request({})
-        return own
-
-    @property
-    def own(self) -> LossyConfig | None:
-        """The configuration of requests without lossy fields of their own."""
-        return self.of_request({})
+        settings = cls(mode, config, head, drafting, device)
+        settings.of_request({})
+        return settings
 
     def of_request(self, extra: Mapping[str, Any] | None) -> LossyConfig | None:
         """Return the configuration of a request with these ``extra_args``; None for the engine's lossless decoding.
@@ -173,7 +168,7 @@ class EngineSettings:
             if isinstance(config, Mapping) and config.get(key):
                 raise LossyUnsupportedError(f"`{key}` in `lossy_config` can't be used in vLLM: {reason}; leave it out")
         parsed = LossyConfig.from_fields(mode, config, self._heads_of(mode), device=self.device)
-        self._check(parsed)
+        _check(parsed, self.drafting)
         return parsed
 
     def _heads_of(self, mode: Any) -> dict[str, Any] | None:
@@ -184,18 +179,6 @@ class EngineSettings:
             if name not in self._heads and source is not None:
                 self._heads[name] = place_rule_head(REGISTRY[name], source, self.device)
         return {name: self._heads[name] for name in users if name in self._heads} or None
-
-    def _check(self, parsed: LossyConfig) -> None:
-        """Refuse what has no place in vLLM's step."""
-        acceptor, drafting = parsed.rule, self.drafting
-        if (obstacle := _obstacle(acceptor, drafting)) is not None:
-            raise LossyUnsupportedError(f"`lossy_mode` {acceptor.name!r} can't be used in this engine: {obstacle}")
-        if parsed.limits.reads_text and not drafting.texts_on_host:
-            name = "strict_on_quotes" if parsed.limits.scope is None else "scope"
-            raise LossyUnsupportedError(
-                f"`{name}` in `lossy_config` compares texts, which this engine does not know when it schedules steps "
-                "ahead; start it with `--no-async-scheduling`"
-            )
 
 
 def _check_asked(place: str, values: Any, allowed: Collection[str]) -> None:
@@ -217,23 +200,31 @@ def _length(value: Any) -> int:
     return sum(map(_length, value)) if isinstance(value, list) else len(value) if isinstance(value, str) else 1
 
 
-def _obstacle(acceptor: Acceptor, drafting: Drafting) -> str | None:
-    if acceptor.unverified_drafting is not None:
-        return (
+def _check(config: LossyConfig, drafting: Drafting) -> None:
+    """Refuse what has no place in vLLM's step."""
+    rule, obstacle = config.rule, None
+    if rule.unverified_drafting is not None:
+        obstacle = (
             "it commits tokens that the target does not read, but the target reads every token in vLLM's step; choose "
             "a rule that judges verified tokens, e.g. 'judge'"
         )
-    if "draft_hidden" in acceptor.needs:
-        return "its head reads the draft's hidden states, which vLLM does not keep; use a head of target states"
-    if "draft_probs" in acceptor.needs and not drafting.keeps_probs:
-        return (
+    elif "draft_hidden" in rule.needs:
+        obstacle = "its head reads the draft's hidden states, which vLLM does not keep; use a head of target states"
+    elif "draft_probs" in rule.needs and not drafting.keeps_probs:
+        obstacle = (
             f"it reads the draft's probabilities, which {drafting.method!r} does not keep here; draft with a model and "
             'add `"draft_sample_method": "probabilistic"` to `--speculative-config`'
         )
-    heads = acceptor.dropped_heads
-    if heads is not None and heads.dropout == AUTO:
-        return "it chooses `dropout` by the prompt's states, which vLLM does not keep; give a number, e.g. 0.05"
-    return None
+    elif rule.dropped_heads is not None and rule.dropped_heads.dropout == AUTO:
+        obstacle = "it chooses `dropout` by the prompt's states, which vLLM does not keep; give a number, e.g. 0.05"
+    if obstacle is not None:
+        raise LossyUnsupportedError(f"`lossy_mode` {rule.name!r} can't be used in this engine: {obstacle}")
+    if config.limits.reads_text and not drafting.texts_on_host:
+        name = "strict_on_quotes" if config.limits.scope is None else "scope"
+        raise LossyUnsupportedError(
+            f"`{name}` in `lossy_config` compares texts, which this engine does not know when it schedules steps "
+            "ahead; start it with `--no-async-scheduling`"
+        )
 
 
 def _key(asked: Mapping[str, Any]) -> str:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from hf_lossy_assist.acceptors import REGISTRY
-from hf_lossy_assist.evaluation.advice.states import decided
+from hf_lossy_assist.evaluation.advice.replay import decided
 from hf_lossy_assist.evaluation.advice.text_logits import processors_of
 from hf_lossy_assist.evaluation.modes import Models
 from hf_lossy_assist.heads import JudgeConfig, JudgeHead, ModelIdentity
@@ -82,7 +82,7 @@ def test_a_verifier_reads_the_draft(models, answer, position):
 def test_dropped_heads_without_dropout_keep_what_lossless_keeps(models, answer, monkeypatch):
     rule = REGISTRY["dropmatch"](dropout=0.0, criterion="naive")
     text, start = [*PROMPT, *answer], len(PROMPT)
-    monkeypatch.setattr("hf_lossy_assist.evaluation.advice.states.CHUNK", 7)
+    monkeypatch.setattr("hf_lossy_assist.evaluation.advice.replay.CHUNK", 7)
     found = decided(rule, models.target, models.draft, text, start, processors_of(models.target, PROMPT), False)
     _, p = states_and_logits(models.target, text)
     _, q = states_and_logits(models.draft, text)

@@ -10,8 +10,7 @@ from torch import Tensor
 from vllm.utils.torch_utils import async_tensor_h2d
 
 from ....acceptors import DroppedHeads
-from ..randomness import KeyedRandomness
-from ..rounds import EngineStep, Group, RoundCounts, RunningRequests, Tables, decide_group
+from ..rounds import EngineStep, Group, KeyedRandomness, RoundCounts, RunningRequests, Tables, decide_group
 from ..settings import EngineSettings
 
 
@@ -39,8 +38,7 @@ class Rules:
         kept = []
         for group in groups:
             tokens, decision = decide_group(group, step, self.tables)
-            rows = slice(None) if group.index is None else group.index
-            output[rows, : tokens.shape[1]] = tokens.to(output.dtype)
+            output[group.index, : tokens.shape[1]] = tokens.to(output.dtype)
             drafted = [step.counts[row] for row in group.rows]
             self.counts.append(RoundCounts.of(decision, [ids[row] for row in group.rows], drafted))
             kept.append(decision.n_accepted)

@@ -109,7 +109,7 @@ class LossySamplerV2(RejectionSampler):
             ),
         )
         for group, kept in zip(groups, self.rules.decide(groups, step, ids, sampled), strict=True):
-            num_sampled[slice(None) if group.index is None else group.index] = kept.int() + 1
+            num_sampled[group.index] = kept.int() + 1
         return processed, sampled, num_sampled
 
 

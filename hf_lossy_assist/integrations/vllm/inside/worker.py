@@ -56,7 +56,7 @@ class LossyWorker(Worker):
 
 def check_models(settings: EngineSettings, vllm_config: Any, target: Any, draft: Any) -> None:
     """Raise where the engine's rule or certificate does not belong to its models."""
-    config = settings.own
+    config = settings.of_request({})
     if config is None:
         return
     shown = model_shown(target, vllm_config.model_config)
