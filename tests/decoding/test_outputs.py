@@ -168,17 +168,6 @@ def test_an_encoder_s_outputs_are_those_of_the_call():
         )
 
 
-def test_rows_that_have_ended_are_zero():
-    long, short = [torch.ones(1, 2), torch.ones(1, 2) * 2], [torch.ones(1, 2) * 3]
-    together = side_by_side([short, long])
-    assert [entry.tolist() for entry in together] == [[[3, 3], [1, 1]], [[0, 0], [2, 2]]]
-    layers = side_by_side([[(x, x + 1) for x in row] for row in (short, long)])
-    assert [[layer.tolist() for layer in entry] for entry in layers] == [
-        [[[3, 3], [1, 1]], [[4, 4], [2, 2]]],
-        [[[0, 0], [2, 2]], [[0, 0], [3, 3]]],
-    ]
-
-
 def test_states_with_more_dimensions_keep_their_rows_together():
     """Some models carry several streams of states, in a dimension before the rows."""
     short, long = ([(torch.full((4, 1, 1, 2), x),)] * n for x, n in ((3.0, 1), (1.0, 2)))

@@ -9,9 +9,6 @@ import torch
 from transformers import (
     BloomConfig,
     BloomForCausalLM,
-    LogitsProcessorList,
-    MambaConfig,
-    MambaForCausalLM,
     MistralConfig,
     QuantizedCache,
     StaticCache,
@@ -156,14 +153,6 @@ def test_a_quantised_cache_of_unknown_layers_is_refused():
         TARGET.generate(input_ids=prompt(), assistant_model=DRAFT, lossy_mode="lossless", **{CACHE: Quantised()})
 
 
-def test_a_model_that_cannot_roll_back_is_refused():
-    mamba = MambaForCausalLM(
-        MambaConfig(vocab_size=64, hidden_size=16, num_hidden_layers=1, state_size=4, pad_token_id=0, eos_token_id=2)
-    )
-    with pytest.raises(LossyError, match="recurrent state"):
-        mamba.generate(input_ids=prompt(), assistant_model=DRAFT, lossy_mode="lossless", max_new_tokens=4)
-
-
 def test_models_that_can_t_run_over_trees_are_refused():
     kwargs = {"input_ids": prompt(), "lossy_mode": "lossless", "lossy_config": {"tree": {}}, "max_new_tokens": 4}
     bloom = BloomForCausalLM(BloomConfig(vocab_size=64, hidden_size=16, n_layer=1, n_head=2)).eval()
@@ -211,29 +200,3 @@ def test_ears_warns_once_that_greedy_decoding_has_no_threshold():
         warnings.simplefilter("error", UserWarning)
         TARGET.generate(**kwargs, do_sample=False)
         TARGET.generate(**kwargs, do_sample=True)
-
-
-@pytest.mark.parametrize("mode", ["dropmatch", "lossless"])
-def test_an_interrupted_run_leaves_the_models_as_they_were(mode: str):
-    class Boom(Exception):
-        pass
-
-    def explode(input_ids, scores):
-        if input_ids.shape[1] > 12:
-            raise Boom
-        return scores
-
-    before = {name: value.clone() for name, value in TARGET.state_dict().items()}
-    configs = [m.generation_config.to_dict() for m in (TARGET, DRAFT)]
-    with pytest.raises(Boom):
-        TARGET.generate(
-            input_ids=prompt(),
-            assistant_model=DRAFT,
-            lossy_mode=mode,
-            max_new_tokens=30,
-            eos_token_id=None,
-            logits_processor=LogitsProcessorList([explode]),
-        )
-    assert not any(module._forward_pre_hooks for model in (TARGET, DRAFT) for module in model.modules())
-    assert configs == [m.generation_config.to_dict() for m in (TARGET, DRAFT)]
-    assert all(torch.equal(before[name], value) for name, value in TARGET.state_dict().items())
