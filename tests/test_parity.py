@@ -69,21 +69,6 @@ def test_a_cache_can_be_passed_in_returned_and_used_on(architecture):
         assert ours_layer.keys.shape == plain_layer.keys.shape, "no rejected or out-of-window states stay behind"
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_half_precision_runs(dtype):
-    target = tiny().to(dtype)
-    out = target.generate(
-        input_ids=prompt(), assistant_model=noisy_copy(target, 0.01), lossy_mode="dropmatch", **GREEDY
-    )
-    assert out.logits[0].dtype == torch.float32
-    assert out.lossy_stats.accepted > 0
-
-
-def test_draft_of_another_precision():
-    target = tiny()
-    both(target, noisy_copy(target, 0.01).to(torch.bfloat16), eos_token_id=None)
-
-
 def test_prompt_lookup():
     target = tiny()
     ids = prompt(6).repeat(1, 4)

@@ -161,20 +161,6 @@ def test_the_heuristic_schedule_changes_gamma_but_no_configuration():
     assert draft.generation_config.to_dict() == before
 
 
-@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")  # asked for by peft
-def test_wrapped_models():
-    import peft
-
-    target = tiny()
-    draft = noisy_copy(target)
-    plain = target.generate(prompt(), **KWARGS)
-    adapted = peft.get_peft_model(target, peft.LoraConfig(target_modules=["q_proj"], r=2))
-    with enabled(adapted):
-        out = adapted.generate(input_ids=prompt(), assistant_model=draft, lossy_mode="lossless", **KWARGS)
-        assert last_stats(adapted) is last_stats(target)
-    assert out.tolist() == plain.tolist()
-
-
 def test_a_compiled_wrapper_is_looked_through():
     target = tiny()
     compiled = torch.compile(target, backend="eager")
