@@ -65,15 +65,6 @@ def test_runs_are_as_long_as_the_rates_say():
     assert stats.rounds <= stats.runs <= stats.rounds + TEXTS
 
 
-def test_what_the_target_keeps_is_credited_to_the_base():
-    draft = telling(Q)
-    head = head_for(constant(P), draft, "token", cls=Simulated).rates(0.9, 0.2)
-    stats = sample("sprinter", head, draft, 60).lossy_stats
-    assert stats.unverified > 0
-    assert stats.accepted > stats.unverified
-    assert stats.accepted_by == {"sprinter": stats.unverified, "lossless": stats.accepted - stats.unverified}
-
-
 def test_another_rule_may_decide_what_the_verifier_leaves():
     target = tiny()
     head = head_for(target, target)
