@@ -37,14 +37,6 @@ def test_acceptance_against_simulation(beta: float, seed: int):
     assert_mean(kept.astype(float), theory.ears_acceptance(p, q, beta))
 
 
-def test_acceptance_is_one_minus_the_total_variation():
-    p, q = random_distributions(0)
-    subsets = [sum(p[i] - q[i] for i in range(7) if mask >> i & 1) for mask in range(2**7)]
-    assert theory.lossless_acceptance(p, q) == pytest.approx(1 - max(subsets))
-    assert theory.ears_acceptance(p, q, 0) == pytest.approx(1 - max(subsets))
-    assert theory.lossless_acceptance(p, p) == pytest.approx(1)
-
-
 def test_kinds_and_shapes():
     pairs = [random_distributions(seed) for seed in range(6)]
     p, q = (np.stack(side).reshape(3, 2, 7) for side in zip(*pairs, strict=True))
@@ -87,12 +79,6 @@ def test_tokens_and_speed_against_simulation(alpha: float, gamma: int):
     speedup = theory.expected_speedup(alpha, gamma, 3, (20, 1.5), 0.7)
     assert_mean(tokens / clock * 21.5, speedup)
     assert speedup == theory.expected_speedup(alpha, gamma, 3, lambda n: 20 + 1.5 * n, 0.7)
-
-
-def test_leviathan_s_theorem():
-    alpha, gamma, c = 0.7, 6, 0.05
-    expected = (1 - alpha ** (gamma + 1)) / ((1 - alpha) * (gamma * c + 1))
-    assert theory.expected_speedup(alpha, gamma, c, 1) == pytest.approx(expected)
 
 
 def test_arrays_of_alphas_and_the_limit_at_one():
@@ -138,26 +124,14 @@ def test_runs_against_simulation(tpr: float, fpr: float, r: int):
         assert_mean(np.minimum(lengths + 1, bound) * 0.02, theory.sprinter_stopping_time(tpr, fpr, r, 0.02, bound))
 
 
-@pytest.mark.parametrize("r", [1, 5, 30])
-@pytest.mark.parametrize(("a", "b"), RATES)
-def test_the_paper_s_formulas(a: float, b: float, r: int):
-    if a < 1:
-        run_length = (a - a**r) / (1 - a) + a**r / (1 - b)
-        time = 0.1 * ((1 - a**r) / (1 - a) + a**r / (1 - b))
-    else:
-        run_length, time = r - 1 + 1 / (1 - b), 0.1 * (r + 1 / (1 - b))
-    assert theory.sprinter_expected_run_length(a, b, r) == pytest.approx(run_length)
-    assert theory.sprinter_stopping_time(a, b, r, 0.1) == pytest.approx(time)
-
-
-def sprinter_texts(p, q, tpr: float, fpr: float, rng, printed: bool = False):
-    """Return tokens, and whether each was kept, by algorithm 2; as printed, an accepted token is drawn anew from p."""
+def sprinter_texts(p, q, tpr: float, fpr: float, rng):
+    """Return tokens, and whether each was kept, by algorithm 2."""
     x, u = rng.choice(len(q), DRAWS, p=q), rng.random((3, DRAWS))
     committed = u[0] < np.where(q <= p, tpr, fpr)[x]
     kept = committed | (u[1] <= p[x] / q[x])
     rest = np.maximum(p - q, 0)
-    corrected, anew = (np.searchsorted(np.cumsum(law / law.sum()), u[2]) for law in (rest, p))
-    return np.where(kept, np.where(committed | (not printed), x, anew), corrected.clip(max=len(p) - 1)), kept
+    corrected = np.searchsorted(np.cumsum(rest / rest.sum()), u[2])
+    return np.where(kept, x, corrected.clip(max=len(p) - 1)), kept
 
 
 @pytest.mark.parametrize(("tpr", "fpr"), [(0.9, 0.3), (1.0, 0.0), (0.4, 1.0)])
@@ -170,19 +144,6 @@ def test_sprinter_s_law_and_acceptance_against_simulation(tpr: float, fpr: float
         assert_mean((tokens == token).astype(float), share)
     assert_mean(kept.astype(float), theory.sprinter_acceptance(p, q, fpr))
     assert np.abs(law - p).sum() == pytest.approx(fpr * np.abs(q - p).sum())
-
-
-def test_the_printed_algorithm_2_breaks_theorem_1():
-    """Even a perfect verifier does not give p: a token that the target accepts is drawn anew, so that p counts twice.
-
-    Of 200,000 draws, shares are within 0.006 of their law, six standard errors.
-    """
-    p, q = random_distributions(1)
-    tokens, _ = sprinter_texts(p, q, 1.0, 0.0, np.random.default_rng(0), printed=True)
-    shares = np.bincount(tokens, minlength=len(p)) / DRAWS
-    rest, decided = np.maximum(p - q, 0), np.minimum(p, q)[q > p].sum()
-    assert np.abs(shares - np.where(q <= p, q, 0) - decided * p - rest).max() < 0.006
-    assert np.abs(shares - theory.sprinter_law(p, q, 0.0)).sum() / 2 > 0.05
 
 
 def test_rates_have_the_shape_of_the_rows():

@@ -38,6 +38,10 @@ EAGLE3 = tiny("llama"), random_head()
 TREE, DRAWN = {"depth": 4, "top_k": 4, "nodes": 16}, {"branches": [2, 2, 1]}
 
 
+DEEP = ("lossless", "dropmatch", "judge", "fly", "regret")  # whose rounds do more than compare
+BATCHED = [(row, n) for i, row in enumerate(ROWS) for n in ((1, 8) if row.mode in DEEP else ((1, 8)[i % 2],))]
+
+
 @dataclass(frozen=True)
 class Case:
     """A call, whose rounds are counted."""
@@ -100,7 +104,7 @@ LIMITED = Row(
     },
     ROWS[0].acceptance,
 )
-RULES = [Case(row, batch, do_sample) for row in ROWS for batch, do_sample in ((1, False), (8, True))]
+RULES = [Case(row, batch, batch == 8) for row, batch in BATCHED]
 RULES += [Case(ROWS[0], 1, True), Case(ROWS[0], 8, False)]
 RULES += [Case(LIMITED, batch, do_sample, label="limits") for batch, do_sample in ((1, True), (8, False))]
 LENGTH = [Case(ROWS[0], batch, do_sample, fixed=False) for batch in (1, 8) for do_sample in (False, True)]
@@ -110,9 +114,8 @@ PROCESSED = [
 ]
 TREES = [
     Case(row, batch, config={"tree": TREE})
-    for row in ROWS
+    for row, batch in BATCHED
     if not {"draft_probs", "draft_hidden"} & row.rule(TARGET).needs
-    for batch in (1, 8)
 ]
 TREES += [Case(ROWS[0], batch, True, config={"tree": DRAWN}) for batch in (1, 8)]
 TREES += [Case(ROWS[0], batch, config={"tree": TREE}, kwargs=PROCESSORS) for batch in (1, 8)]

@@ -154,17 +154,6 @@ def test_the_law_has_its_closed_form_and_no_correction_could_come_nearer(rule: G
         assert np.abs(ours.law - p).max() < NEAR, "nothing extra is kept: the lossless rule"
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
-@given(GREEDY.filter(lambda rule: not rule.needs), distributions(), st.data())
-def test_a_drafter_without_q_counts_as_certain(rule: GreedyRule, laws: tuple[Array, Array], data: st.DataObject):
-    p, _ = laws
-    certain = np.eye(len(p))[data.draw(st.integers(0, len(p) - 1))]
-    ours, published = (emitted(each, p, certain, with_q=False) for each in (rule, replace(rule, published=True)))
-    assert np.abs(ours.law - closed_form(p, certain, published.keeps)).max() < NEAR
-    assert np.abs(ours.law - emitted(rule, p, certain).law).max() < NEAR
-    assert abs(ours.alpha - (certain * p).sum() - distance(ours.law, p)) < NEAR
-
-
 @settings(max_examples=120, deadline=None, derandomize=True)
 @given(
     st.sampled_from([AnyOf, AllOf]), GREEDY, st.lists(OTHERS, min_size=1, max_size=2), st.booleans(), distributions()
@@ -180,18 +169,6 @@ def test_a_list_with_such_a_rule_gives_a_unit_of_acceptance_for_a_unit_of_distan
     each = np.array([emitted(member, p, q).keeps for member in members])
     either = each.max(0) if compose is AnyOf else np.maximum(each.min(0), exact.keeps)
     assert np.abs(ours.keeps - either)[q > 0].max() < NEAR
-
-
-@settings(max_examples=40, deadline=None, derandomize=True)
-@given(GREEDY, distributions())
-def test_greedy_decoding_does_not_know_the_setting(rule: GreedyRule, laws: tuple[Array, Array]):
-    p, q = laws
-    x = torch.arange(len(p))[:, None]
-    logits, draft = (torch.tensor(law).log().float().expand(len(p), n, -1) for law, n in ((p, 2), (q, 1)))
-    ours, theirs = (decide(each, Verification(x, logits, draft)) for each in (rule, replace(rule, published=True)))
-    assert ours.keep.equal(theirs.keep)
-    assert ours.next_token.equal(theirs.next_token)
-    assert ours.next_token[~ours.keep[:, 0]].eq(int(p.argmax())).all() or (p == p.max()).sum() > 1
 
 
 @pytest.mark.parametrize("rule", [TopK(k=2), Typical(epsilon=0.2), MinP(tau=0.6), Thresholds(threshold_single=0.3)])

@@ -30,22 +30,6 @@ def head_for(target, draft, models="target", positions="draft", bias=0.0, seed=0
     return JudgeHead(config, weight, bias)
 
 
-def test_a_head_that_finds_nothing_important_follows_the_draft():
-    target = tiny()
-    draft = noisy_copy(target, 0.1)
-    head = head_for(target, draft, bias=-50.0, scale=0.0)
-    out = target.generate(
-        input_ids=prompt(), assistant_model=draft, lossy_mode="judge", lossy_head=head, num_assistant_tokens=6, **GREEDY
-    )
-    assert out.lossy_stats.acceptance_rate == 1.0
-    assert out.lossy_stats.accepted_lossy > 0
-    ids = out.sequences
-    with torch.no_grad():
-        drafts, targets = (model(input_ids=ids).logits.argmax(-1)[0, :-1] for model in (draft, target))
-    for i, kind in enumerate(out.lossy_stats.trace, start=prompt().shape[1]):
-        assert ids[0, i] == (targets if kind == "bonus" else drafts)[i - 1]
-
-
 @pytest.mark.parametrize("do_sample", [False, True])
 def test_a_head_that_finds_all_important_is_lossless(do_sample: bool):
     target = tiny()
@@ -57,21 +41,6 @@ def test_a_head_that_finds_all_important_is_lossless(do_sample: bool):
     assert out.sequences.tolist() == lossless.sequences.tolist()
     assert out.lossy_stats.accepted_lossy == 0
     assert out.lossy_stats.accepted_by == {"lossless": out.lossy_stats.accepted, "judge": 0}
-
-
-def test_the_judge_is_credited_with_what_it_alone_keeps():
-    target = tiny()
-    draft = noisy_copy(target, 0.08)
-    kwargs = GREEDY | {
-        "input_ids": prompt(),
-        "assistant_model": draft,
-        "lossy_head": head_for(target, draft, scale=3.0),
-    }
-    alone = target.generate(**kwargs, lossy_mode="judge").lossy_stats
-    assert alone.accepted_lossy > 0
-    assert alone.accepted_by == {"lossless": alone.accepted - alone.accepted_lossy, "judge": alone.accepted_lossy}
-    above = target.generate(**kwargs, lossy_mode=["judge", "lossless"]).lossy_stats
-    assert above.accepted_by == alone.accepted_by
 
 
 # Which states a head reads does not depend on the architecture: of others than llama, one head that reads them all, and
@@ -189,18 +158,6 @@ def test_in_a_list_a_token_is_credited_to_the_first_rule_that_needs_no_base():
     # Last in a list, the judge has a base of its own.
     assert credits(["topk", "judge"]) == credits(["judge", "topk"]) | {"lossless": [no] * 4}
     assert credits(["lossless", "topk"]) == {"lossless": [yes, no, no, no], "topk": [no, yes, no, no]}
-
-
-def test_judge_and_dropmatch_keep_what_either_keeps():
-    target = tiny()
-    draft = noisy_copy(target, 0.08)
-    head = head_for(target, draft, scale=3.0)
-    out = target.generate(
-        input_ids=prompt(), assistant_model=draft, lossy_mode=["judge", "dropmatch"], lossy_head=head,
-        lossy_config={"seed": 0}, **GREEDY,
-    )  # fmt: skip
-    assert set(out.lossy_stats.accepted_by) == {"judge", "dropmatch"}
-    assert sum(out.lossy_stats.accepted_by.values()) == out.lossy_stats.accepted
 
 
 def test_recall_is_looked_up_in_the_head_s_table():

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from hf_lossy_assist import LossyError, pairs, theory
+from hf_lossy_assist import LossyError, theory
 from hf_lossy_assist.acceptors import Ears, Lossless, Sprinter
 from hf_lossy_assist.generation.config import LossyConfig
 from tests.acceptors.fixtures import P, Q, Simulated, V, chi_square_p, telling
@@ -63,27 +63,6 @@ def test_runs_are_as_long_as_the_rates_say():
     assert abs(stats.mean_run - expected) < 4.5 * spread / np.sqrt(stats.runs)
     assert sum(i * n for i, n in enumerate(stats.run_histogram)) == stats.unverified
     assert stats.rounds <= stats.runs <= stats.rounds + TEXTS
-
-
-def test_the_threshold_is_the_head_s_own_unless_another_is_given():
-    verifier = pairs.load("arithmetic").heads["verifier"]
-    assert verifier.config.threshold != 0.5, "or the test could not tell the two apart"
-    assert parse("sprinter", None, verifier).rule.threshold == verifier.config.threshold
-    assert parse("sprinter", None, verifier).rule.unverified_drafting.threshold == verifier.config.threshold
-    assert parse("sprinter", {"threshold": 0.5}, verifier).rule.threshold == 0.5
-    either = parse(["sprinter", "ears"], None, verifier).rule
-    assert either.unverified_drafting.threshold == verifier.config.threshold
-    assert f"threshold={verifier.config.threshold}" in repr(Sprinter(verifier))
-    assert Sprinter(head_for(tiny(), tiny())).threshold == 0.5, "that of a configuration that says nothing"
-
-
-def test_what_the_target_keeps_is_credited_to_the_base():
-    draft = telling(Q)
-    head = head_for(constant(P), draft, "token", cls=Simulated).rates(0.9, 0.2)
-    stats = sample("sprinter", head, draft, 60).lossy_stats
-    assert stats.unverified > 0
-    assert stats.accepted > stats.unverified
-    assert stats.accepted_by == {"sprinter": stats.unverified, "lossless": stats.accepted - stats.unverified}
 
 
 def test_another_rule_may_decide_what_the_verifier_leaves():

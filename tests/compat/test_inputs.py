@@ -93,15 +93,6 @@ def test_only_plain_inputs_are_prepared_plainly(change, kind):
     assert type(forward_inputs(tiny(), prompt(7), carried(**change))) is kind
 
 
-def test_what_is_carried_on_stays_one_dictionary():
-    """A drafter may have kept it, and stock's loop changes it in place too."""
-    for kind in KINDS:
-        kwargs = carried(MASKS["padded"])
-        outputs = CausalLMOutputWithPast(**{CACHE: kwargs[CACHE]})
-        kind(tiny()).after(outputs, kwargs, 2)
-        assert kwargs["attention_mask"].shape == kwargs["position_ids"].shape == (1, 9)
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_batches_positions_of_three_kinds_and_tokens_that_came_after(kind):
     mask = torch.tensor([[0, 0, 1, 1, 1, 1, 1], [1, 1, 1, 1, 1, 1, 1]])

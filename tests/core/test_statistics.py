@@ -41,12 +41,6 @@ def test_what_follows_from_the_counts():
     assert (nothing.tokens, nothing.tokens_per_second, nothing.lossy_share) == (0, 0.0, 0.0)
 
 
-def test_one_line_says_what_matters():
-    assert repr(ROW) == (
-        "<LossyStats: 14 tokens in 4 rounds, 3.50 per round, 50.0 % of drafted accepted, 21.4 % lossy, 7.0 tokens/s>"
-    )
-
-
 def test_a_summary_and_a_page_have_the_same_figures():
     records = [TokenRecord(7, kind, 0, "<rule>") for kind in ROW.trace]
     stats = replace(ROW, records=tuple(records), accepted_by={"<rule>": 10})

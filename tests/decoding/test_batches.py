@@ -11,10 +11,9 @@ import itertools
 import numpy as np
 import pytest
 import torch
-from transformers import DynamicCache, LogitsProcessor, LogitsProcessorList, StoppingCriteria, StoppingCriteriaList
+from transformers import DynamicCache, LogitsProcessor, LogitsProcessorList
 
 from hf_lossy_assist import LossyError
-from hf_lossy_assist.acceptors import REGISTRY
 from hf_lossy_assist.compat import CACHE
 from tests.acceptors.fixtures import P, Q, chi_square_p
 from tests.acceptors.table import ROWS, row_id
@@ -51,17 +50,6 @@ def test_every_architecture(architecture: str):
     rounds = [row.rounds for row in ours.lossy_stats.rows]
     assert len(set(rounds)) > 1, "rows accept different numbers of tokens"
     assert ours.lossy_stats.target_calls == max(rounds)
-
-
-@pytest.mark.parametrize("gamma", [1, 9])
-@pytest.mark.parametrize("noise", [0.0, 0.01, 0.1])
-def test_prompts_without_padding(gamma: int, noise: float):
-    target = tiny()
-    inputs = {"input_ids": torch.cat([prompt(6, seed) for seed in range(3)])}
-    plain, ours = both(target, noisy_copy(target, noise), inputs, gamma)
-    assert_same_rows(ours.sequences, plain)
-    if not noise:
-        assert ours.lossy_stats.acceptance_rate == 1
 
 
 def test_a_row_gets_what_it_gets_alone():
@@ -120,55 +108,16 @@ def test_processors_see_each_row_s_own_text(processing):
     assert_same_rows(ours.sequences, plain)
 
 
-class StopAtSum(StoppingCriteria):
-    def __call__(self, input_ids, scores, **kwargs):
-        return input_ids[:, -2:].sum(-1) % 13 == 0
-
-
-def test_criteria_end_rows_where_plain_does():
-    target = tiny()
-    kwargs = {"stopping_criteria": StoppingCriteriaList([StopAtSum()]), "eos_token_id": 2, "pad_token_id": 0}
-    plain, ours = both(target, noisy_copy(target, 0.01), **kwargs)
-    assert ours.sequences.tolist() == plain.sequences.tolist()
-
-
-@pytest.mark.parametrize("architecture", ["llama", "mistral"])
-def test_recorded_outputs_are_those_of_plain_generation(architecture: str):
-    target = tiny(architecture)
-    target.set_attn_implementation("eager")
-    asked = {"output_scores": True, "output_hidden_states": True, "output_attentions": True, "output_logits": True}
-    kwargs = GREEDY | padded() | asked | {"repetition_penalty": 1.2, "eos_token_id": list(range(20)), "pad_token_id": 0}
-    plain = target.generate(**kwargs)
-    ours = target.generate(**kwargs, assistant_model=noisy_copy(target, 0.01), lossy_mode="lossless")
-    assert ours.sequences.tolist() == plain.sequences.tolist()
-    ends = [len(row.trace) for row in ours.lossy_stats.rows]
-    real = padded()["attention_mask"].bool()
-    for step, live in enumerate(torch.tensor(ends) > i for i in range(max(ends))):
-        for name in ("scores", "logits"):
-            a, b = getattr(plain, name)[step], getattr(ours, name)[step]
-            torch.testing.assert_close(a[live], b[live], atol=1e-4, rtol=1e-4)
-            assert not b[~live].any()
-        for name in ("hidden_states", "attentions"):
-            for a, b in zip(getattr(plain, name)[step], getattr(ours, name)[step], strict=True):
-                a, b = a[live], b[live]
-                if step == 0:  # states of padding are nobody's business
-                    at = real[:, None, :, None] if a.dim() == 4 else real[:, :, None]
-                    a, b = a.where(at, torch.zeros(())), b.where(at, torch.zeros(()))
-                torch.testing.assert_close(a, b, atol=1e-4, rtol=1e-4, msg=f"{name} of step {step}")
-    assert getattr(ours, CACHE) is None
-
-
-@pytest.mark.parametrize("do_sample", [False, True], ids=["greedy", "sampling"])
 @pytest.mark.parametrize("row", ROWS, ids=row_id)
-def test_every_rule_runs_on_batches(row, do_sample: bool):
+def test_every_rule_keeps_in_a_batch_what_it_keeps_alone(row):
     target = tiny()
     draft = noisy_copy(target, 0.05)
-    kwargs = GREEDY | padded() | {"do_sample": do_sample, "max_new_tokens": 12}
+    kwargs = GREEDY | padded() | {"max_new_tokens": 12}
     out = target.generate(**kwargs, assistant_model=draft, **row.keywords(target, draft, seed=0))
     stats = out.lossy_stats
     assert out.sequences.shape == (4, max(LENGTHS) + 12)
     assert [len(x.trace) for x in stats.rows] == [12] * 4
-    if do_sample or "dropout" in row.config:
+    if "dropout" in row.config:
         return
     for i in (1, 2):  # deterministic rules keep the same tokens alone; the shortest row and the longest
         length = LENGTHS[i]
@@ -210,17 +159,6 @@ def test_lossless_sampling_is_the_target_s_law_in_every_row():
     assert chi_square_p(successive, np.outer(P, P).ravel()) > 1e-5
 
 
-@pytest.mark.parametrize(("mode", "config"), [("ensemble", {"weight": 0.6}), ("ears", {"beta": 0.2})])
-def test_lossy_sampling_has_the_law_of_single_runs(mode: str, config: dict):
-    p, q = np.array(P), np.array(Q)
-    keep = {"ensemble": 0.4 + 0.6 * p / q, "ears": p / q + 0.2 * (1 - p.max())}[mode]
-    drafted = q * np.minimum(1, keep)
-    rest = np.maximum(p - q, 0) / np.maximum(p - q, 0).sum()
-    out = constant_batch(mode, True, tokens=3, rows=3000, config=config)
-    law = drafted + (1 - drafted.sum()) * rest
-    assert chi_square_p(np.bincount(out.sequences[:, 1], minlength=len(P)), law) > 1e-5
-
-
 def test_limits_hold_row_by_row():
     target = tiny()
     draft = noisy_copy(target, 0.1)
@@ -245,37 +183,11 @@ def test_num_return_sequences():
     assert len({tuple(row) for row in out.sequences.tolist()}) == 3
 
 
-def test_confidence_and_prompt_lookup_give_rows_drafts_of_different_lengths():
-    target = tiny()
-    plain, _ = both(target, target)
-    draft = noisy_copy(target, 0.01)
-    ours = target.generate(
-        **GREEDY, **padded(), assistant_model=draft, lossy_mode="lossless", assistant_confidence_threshold=0.9
-    )
-    assert_same_rows(ours.sequences, plain)
-    assert ours.lossy_stats.drafted < 5 * ours.lossy_stats.rounds
-    inputs = {name: values.repeat(1, 3) for name, values in padded((4, 4, 4)).items()}
-    kwargs = GREEDY | inputs | {"repetition_penalty": 1.01}
-    plain = target.generate(**kwargs, output_logits=True)
-    ours = target.generate(**kwargs, prompt_lookup_num_tokens=3, lossy_mode="lossless")
-    assert_same_rows(ours.sequences, plain)
-    assert ours.lossy_stats.drafted > 0
-
-
 def test_sampling_with_drafts_of_different_lengths_has_the_target_s_law():
     out = constant_batch("lossless", True, assistant_confidence_threshold=0.3)
     assert len(out.lossy_stats.accepted_histogram) > 2
     tokens = out.sequences[:, 1:].numpy()
     assert chi_square_p(np.bincount(tokens.ravel(), minlength=len(P)), np.array(P)) > 1e-5
-
-
-def test_lengths_end_exactly_and_positions_stay_inside_the_model():
-    target = tiny("gpt2")
-    target.config.n_positions = target.config.max_position_embeddings = 256
-    inputs = padded((200, 190, 212))
-    plain, ours = both(target, noisy_copy(target, 0.01), inputs, gamma=7, max_new_tokens=256 - 212)
-    assert_same_rows(ours.sequences, plain)
-    assert ours.sequences.shape == (3, 256)
 
 
 def test_caches_stay_as_narrow_as_the_texts():
@@ -308,16 +220,6 @@ def test_equal_rows_are_never_moved(monkeypatch):
     assert ours.lossy_stats.acceptance_rate == 1
 
 
-def test_one_transfer_per_round(monkeypatch):
-    fetched = []
-    original = torch.Tensor.tolist
-    monkeypatch.setattr(torch.Tensor, "tolist", lambda self: fetched.append(self.shape) or original(self))
-    target = tiny()
-    kwargs = GREEDY | padded()
-    out = target.generate(**kwargs, assistant_model=noisy_copy(target, 0.01), lossy_mode="topk")
-    assert len(fetched) <= out.lossy_stats.target_calls + 2
-
-
 class Silent:
     def put(self, value):
         pass
@@ -344,10 +246,6 @@ def test_refused(case: str):
     with pytest.raises(LossyError) as error:
         target.generate(**(GREEDY | padded() | {"assistant_model": noisy_copy(target), "lossy_mode": "topk"} | change))
     assert all(needle in str(error.value) for needle in needles)
-
-
-def test_every_rule_is_covered():
-    assert {row.mode for row in ROWS} | {"sprinter"} == set(REGISTRY)
 
 
 def test_a_pipeline_with_a_batch_size():

@@ -17,7 +17,6 @@ from hf_lossy_assist.compat import CACHE
 from hf_lossy_assist.core.messages import TargetOutput
 from hf_lossy_assist.core.statistics import LossyStats
 from hf_lossy_assist.decoding.outputs import (
-    GenerateLossyEncoderDecoderOutput,
     GenerateLossyOutput,
     OutputRecorder,
     side_by_side,
@@ -143,40 +142,6 @@ def test_nothing_is_kept_that_nobody_asked_for():
     no_dict = OutputRecorder(GenerationConfig(output_scores=True))
     assert not no_dict.as_dict
     assert not no_dict.wanted
-
-
-def test_an_encoder_s_outputs_are_those_of_the_call():
-    text = Text(torch.Generator().manual_seed(0))
-    scores, output = forward([text], [3], 2, 0)
-    crossed = torch.randn(LAYERS, 1, HEADS, PROMPT + 2, 6)
-    output.outputs.cross_attentions = tuple(crossed)
-    output.outputs.decoder_attentions = output.outputs.attentions
-    output.outputs.decoder_hidden_states = output.outputs.hidden_states
-    recorder = OutputRecorder(asked("attentions", "hidden_states"), 1, PROMPT)
-    recorder.record([0], scores, output, [3], 2)
-    encoder = {"hidden_states": ("states",), "attentions": ("weights",)}
-    out = recorder.finish(torch.zeros(1, 1), STATS, {"encoder_outputs": encoder})
-    assert type(out) is GenerateLossyEncoderDecoderOutput
-    assert out.lossy_stats is STATS
-    assert (out.encoder_hidden_states, out.encoder_attentions) == (("states",), ("weights",))
-    for i, entry in enumerate(out.cross_attentions):
-        queries = slice(0, PROMPT) if i == 0 else slice(PROMPT + i - 1, PROMPT + i)
-        assert torch.stack(entry).equal(crossed[..., queries, :])
-    for i in range(3):
-        assert torch.stack(out.decoder_hidden_states[i]).equal(
-            torch.stack(by_hand([text], [TOKENS], "hidden_states", i))
-        )
-
-
-def test_rows_that_have_ended_are_zero():
-    long, short = [torch.ones(1, 2), torch.ones(1, 2) * 2], [torch.ones(1, 2) * 3]
-    together = side_by_side([short, long])
-    assert [entry.tolist() for entry in together] == [[[3, 3], [1, 1]], [[0, 0], [2, 2]]]
-    layers = side_by_side([[(x, x + 1) for x in row] for row in (short, long)])
-    assert [[layer.tolist() for layer in entry] for entry in layers] == [
-        [[[3, 3], [1, 1]], [[4, 4], [2, 2]]],
-        [[[0, 0], [2, 2]], [[0, 0], [3, 3]]],
-    ]
 
 
 def test_states_with_more_dimensions_keep_their_rows_together():

@@ -14,7 +14,6 @@ from hf_lossy_assist import LossyError
 from hf_lossy_assist.drafting.cross_tokenizer import Translation
 from hf_lossy_assist.drafting.vocabulary import check_tokenizers
 from tests.acceptors.fixtures import chi_square_p
-from tests.acceptors.table import ROWS, row_id
 from tests.parity import assert_lossless
 from tests.tiny_models import constant, noisy_copy, tiny
 
@@ -76,14 +75,6 @@ def test_batches():
     drafting = {"assistant_model": draft, "assistant_tokenizer": DRAFT}
     _, ours = assert_lossless(target, drafting, **inputs, **GREEDY, tokenizer=TARGET)
     assert ours.lossy_stats.accepted > 0
-
-
-@pytest.mark.parametrize("row", [row for row in ROWS if row.mode != "judge"], ids=row_id)
-def test_every_rule(row):
-    target, draft = pair(0.05)
-    kwargs = GREEDY | BOTH | {"do_sample": True, "assistant_model": draft, "max_new_tokens": 12}
-    out = target.generate(**prompts("ba mi"), **kwargs, **row.keywords(target, draft, seed=0))
-    assert len(out.lossy_stats.trace) == 12
 
 
 def test_sampling_has_the_target_s_law():

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import math
-import time
 
 import pytest
 import torch
 
-from hf_lossy_assist import LossyUnsupportedError, LossyValueError, LossyVerification
+from hf_lossy_assist import LossyUnsupportedError, LossyValueError
 from hf_lossy_assist.drafting import model
 from hf_lossy_assist.drafting.draft_ends import (
     LONGEST,
     AcceptanceStop,
-    ConfidenceStop,
     DraftLength,
     EntropyStop,
     HeadStop,
@@ -198,45 +195,12 @@ def test_other_ways_of_drafting_have_no_default_stop(by_default):
         assert call.choice.num_assistant_tokens == 5
 
 
-def test_a_text_by_default_is_a_function_of_the_call(by_default, monkeypatch):
-    """However long forwards seem to take, and whatever calls came before."""
-    target = tiny()
-    options = {"assistant_model": noisy_copy(target, 0.01), "lossy_mode": "topk", "lossy_config": {"k": 4}}
-    found = []
-    for second in (1e-6, 1e3, 1.0):
-        ticks = itertools.count()
-        monkeypatch.setattr(time, "perf_counter", lambda s=second, t=ticks: s * next(t) ** 2)
-        target.generate(**GREEDY, input_ids=prompt(seed=len(found)), **options)
-        out = target.generate(**GREEDY, input_ids=prompt(), **options)
-        found.append((out.sequences.tolist(), out.lossy_stats.trace))
-    assert found[0] == found[1] == found[2]
-
-
-@pytest.mark.parametrize("mode", ["topk", "lossless"])
-def test_transformers_own_loop_has_the_same_default(by_default, mode: str):
-    target = tiny()
-    draft, options = noisy_copy(target, 0.01), {"max_new_tokens": 40, "eos_token_id": None, "do_sample": False}
-    own = target.generate(prompt(), assistant_model=draft, lossy_mode=mode, return_dict_in_generate=True, **options)
-    with LossyVerification(mode, target, assistant_model=draft) as hook:
-        stock = target.generate(prompt(), assistant_model=draft, logits_processor=[hook], **options)
-    assert own.sequences.tolist() == stock.tolist()
-    assert hook.stats.drafted == own.lossy_stats.drafted
-
-
 def test_what_one_call_learnt_is_not_in_the_next():
     target = tiny()
     options = GREEDY | {"input_ids": prompt(), "assistant_model": noisy_copy(target, 0.02), "lossy_mode": "lossless"}
     config = {"stop_drafting": {"by": "entropy", "threshold": 0.3, "step": 1.0}}
     first, second = (target.generate(**options, lossy_config=config) for _ in range(2))
     assert first.lossy_stats.trace == second.lossy_stats.trace
-
-
-def test_defaults_and_settings():
-    assert parse("topk", {"k": 2, "stop_drafting": {"by": "entropy"}}).stop_drafting == EntropyStop()
-    stop = parse("lossless", {"stop_drafting": {"by": "acceptance", "threshold": 0.5}}).stop_drafting
-    assert stop == AcceptanceStop(0.5)
-    assert parse("lossless").stop_drafting is None
-    assert ConfidenceStop().threshold == 0.4
 
 
 @pytest.mark.parametrize(

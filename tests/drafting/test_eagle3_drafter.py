@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from transformers import DynamicCache, pipeline
+from transformers import DynamicCache
 
-import hf_lossy_assist
 from hf_lossy_assist import LossyUnsupportedError, LossyValueError
-from hf_lossy_assist.acceptors import REGISTRY, head_type
 from hf_lossy_assist.compat import CACHE
 from hf_lossy_assist.drafting.eagle3_drafter import Eagle3Drafter, LayerStates
 from tests.drafting.uncached import eagle3_logits
@@ -133,20 +131,6 @@ def test_only_what_the_head_reads_is_kept_and_hooks_do_not_stay(monkeypatch):
     assert hooks() == before
 
 
-RULES = [name for name, rule in REGISTRY.items() if head_type(rule) is None]
-
-
-@pytest.mark.parametrize("rule", RULES)
-def test_rules_work_on_its_drafts(rule):
-    target, head = trained_pair()
-    output = target.generate(
-        prompts(), assistant_model=head, lossy_mode=rule, lossy_config={"seed": 0}, num_assistant_tokens=4,
-        do_sample=True, max_new_tokens=12, eos_token_id=None, return_dict_in_generate=True,
-    )  # fmt: skip
-    assert output.sequences.shape == (4, 19)
-    assert output.lossy_stats.drafted > 0
-
-
 @pytest.mark.parametrize(
     "settings",
     [
@@ -229,12 +213,3 @@ def test_rules_that_read_a_draft_model_s_states_are_refused(pair):
 def test_encoder_decoder_targets_are_refused():
     with pytest.raises(LossyUnsupportedError, match="T5ForConditionalGeneration"):
         made("t5").generate(prompt(), assistant_model=random_head(), lossy_mode="lossless")
-
-
-def test_a_pipeline_takes_a_head_in_a_call(pair):
-    pipe = pipeline("text-generation", model=pair.target, tokenizer=pair.tokenizer)
-    prompts = [example.prompt for example in pair.task.examples("test", 2)]
-    settings = {"max_new_tokens": 16, "do_sample": False, "batch_size": 2}
-    plain = pipe(prompts, **settings)
-    assert pipe(prompts, assistant_model=pair.eagle3, lossy_mode="lossless", **settings) == plain
-    assert hf_lossy_assist.last_stats(pair.target).drafted > 0

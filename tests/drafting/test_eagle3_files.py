@@ -17,9 +17,8 @@ from tests.tiny_models import tiny
 
 LARGEST = 1 << 24
 STRANGE = (
-    None, True, False, 0, 1, 3, -1, 64, 65, LARGEST, LARGEST + 1, 2**63, 10**400, 0.5, -1e300, float("nan"),
-    float("inf"), "", "x", "llama", [], [[]], [None], [1], ["x"], {}, {"a": {"b": 1}}, {"rope_type": "yarn"},
-    {"rope_type": 3},
+    None, True, 0, 3, -1, 64, LARGEST + 1, 2**63, 10**400, 0.5, float("nan"),
+    float("inf"), "", "x", "llama", [], [None], [1], {}, {"a": {"b": 1}}, {"rope_type": "yarn"}, {"rope_type": 3},
     {"rope_type": "default"}, {"rope_type": "linear", "rope_theta": 1e4, "factor": "x"}, {"full_attention": {}},
 )  # fmt: skip
 NESTED = ("transformer_layer_config", "speculators_config", "eagle_config")
@@ -66,8 +65,8 @@ def test_a_value_of_another_type_is_named(tmp_path: Path, kind: str):
                 outcomes[False] += 1
             else:
                 outcomes[True] += 1
-    assert outcomes[False] > 200
-    assert outcomes[True] > 50
+    assert outcomes[False] > 150, outcomes
+    assert outcomes[True] > 35, outcomes
 
 
 @pytest.mark.parametrize("binary", [False, True])

@@ -102,15 +102,6 @@ def test_encoder_outputs_may_be_passed_in_where_they_are_shared():
     assert ours.lossy_stats.acceptance_rate == 1
 
 
-@pytest.mark.parametrize("row", [row for row in ROWS if row.mode in SOME_RULES], ids=row_id)
-def test_lossy_rules(row):
-    target = made("t5")
-    draft = drafts(target, 0.1)
-    kwargs = GREEDY | {"do_sample": True} | seen("t5")
-    out = target.generate(**kwargs, assistant_model=draft, **row.keywords(target, draft, seed=0))
-    assert len(out.lossy_stats.trace) == 24
-
-
 @pytest.mark.parametrize("eos", [None, 26], ids=["together", "apart"])
 @pytest.mark.parametrize("batch", [1, 4])
 def test_recorded_outputs_are_those_of_plain_generation(batch: int, eos: int | None):
@@ -205,13 +196,6 @@ def test_a_static_cache_of_the_user_s_is_refused():
             **seen("bart"), **GREEDY, **{CACHE: cache}, assistant_model=drafts(target), lossy_mode="lossless"
         )
     assert not cache.get_seq_length()
-
-
-def test_prompt_lookup_in_the_decoder():
-    target = made("t5")
-    kwargs = GREEDY | seen("t5") | {"decoder_input_ids": torch.tensor([[0, 5, 6, 7, 5, 6, 7]])}
-    _, ours = assert_lossless(target, {"prompt_lookup_num_tokens": 3}, **kwargs)
-    assert ours.lossy_stats.drafted > 0
 
 
 def test_a_draft_that_cannot_see_is_refused():

@@ -39,8 +39,7 @@ def test_q_is_the_draft_s_own_over_the_kept_tokens(pair: pairs.Pair):
     assert type(pair.draft.lm_head) is torch.nn.Linear
 
 
-@pytest.mark.parametrize("mode", ["lossless", "ears", "cactus"])
-def test_first_tokens_keep_their_distribution(pair: pairs.Pair, mode: str):
+def test_first_tokens_keep_their_distribution(pair: pairs.Pair):
     """99.9 % chi-square over 4,000 draws; a draft that hid its cut would shift p by its total variation to q."""
     ids = pair.tokenizer(pair.task.examples("test", 1)[0].prompt, return_tensors="pt").input_ids
     ids = ids[:, :2]  # 4,000 whole prompts would take a minute
@@ -49,10 +48,9 @@ def test_first_tokens_keep_their_distribution(pair: pairs.Pair, mode: str):
     p = _q(pair.target, ids)[0, -1]
     draft = trim_draft_vocabulary(pair.draft, p.topk(6).indices[1:].tolist())
     torch.manual_seed(1)
-    config = {"strict_first_n": 1} if mode != "lossless" else {}
     out = pair.target.generate(
         ids.repeat(4000, 1), do_sample=True, top_k=0, max_new_tokens=2, assistant_model=draft, num_assistant_tokens=1,
-        lossy_mode=mode, lossy_config=config,
+        lossy_mode="lossless",
     )  # fmt: skip
     seen = torch.bincount(out[:, ids.shape[1]], minlength=len(p)).double()
     assert chi_square_p(*pooled(seen.numpy(), p.double().numpy())) > 1e-3

@@ -62,7 +62,7 @@ def dflash():
     return target, draft
 
 
-@pytest.fixture(params=["mtp-1", "mtp-2", "dflash"])
+@pytest.fixture(params=["mtp-2", "dflash"])
 def drafted(request, monkeypatch):
     """Return a target, and the keywords that have it drafted for."""
     if request.param == "dflash":
@@ -80,17 +80,6 @@ def test_lossless_parity(drafted, asked: bool):
     if asked:
         for a, b in zip(plain.hidden_states, ours.hidden_states, strict=True):
             torch.testing.assert_close(a[-1], b[-1], atol=1e-4, rtol=1e-4)
-
-
-@pytest.mark.parametrize("mode", ["topk", "ears", "dropmatch"])
-def test_lossy_rules(drafted, mode: str):
-    target, keywords = drafted
-    kwargs = GREEDY | {"do_sample": True, "input_ids": prompt()}
-    settings = {"k": 60} if mode == "topk" else {}
-    out = target.generate(**kwargs, **keywords, lossy_mode=mode, lossy_config={"seed": 0, **settings})
-    assert len(out.lossy_stats.trace) == 30
-    if mode == "topk":
-        assert out.lossy_stats.accepted > 10
 
 
 def sample(target, loop: str, seed: int, **kwargs) -> tuple[torch.Tensor, tuple[str, ...]]:

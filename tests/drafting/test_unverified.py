@@ -124,18 +124,6 @@ def test_tokens_are_streamed_before_the_target_is_asked():
     assert watcher.events == [7, *[1] * 4, "target", 1, *[1] * 4, "target", 1, 1, 1, "end"]
 
 
-def test_the_text_ends_inside_a_run():
-    target = tiny("llama")
-    draft = noisy_copy(target)
-    head = head_for(target, draft, bias=50.0, scale=0.0)
-    kwargs = {"input_ids": prompt(), "assistant_model": draft, "lossy_mode": "sprinter", "lossy_head": head}
-    kwargs |= {"do_sample": False, "max_new_tokens": 40}
-    free = target.generate(**kwargs, eos_token_id=None)[0, 7:].tolist()
-    eos = next(token for i, token in enumerate(free) if i >= 10 and token not in free[:i])
-    out = target.generate(**kwargs, eos_token_id=eos)[0, 7:].tolist()
-    assert out == free[: free.index(eos) + 1]
-
-
 def test_flops_are_counted_by_the_paper_and_as_they_are():
     target = tiny("llama")
     draft = noisy_copy(target)
@@ -190,21 +178,6 @@ def test_a_row_gets_what_it_gets_alone(architecture, mode, settings, position: s
         assert (row.rounds, row.unverified) == (single.lossy_stats.rounds, single.lossy_stats.unverified)
     assert 0 < out.lossy_stats.unverified < len(out.lossy_stats.trace)
     assert len(ends) > 1, "rows end apart"
-
-
-def test_heads_that_always_or_never_accept_in_a_batch():
-    target = tiny("llama")
-    draft = noisy_copy(target, 0.1)
-    kwargs = GREEDY | padded() | {"assistant_model": draft, "lossy_mode": "sprinter"}
-    never = target.generate(**kwargs, lossy_head=head_for(target, draft, bias=-50.0, scale=0.0))
-    plain = target.generate(**GREEDY, **padded())
-    assert never.sequences.equal(plain.sequences)
-    assert never.lossy_stats.target_calls == TOKENS
-    always = target.generate(**kwargs, lossy_head=head_for(target, draft, bias=50.0, scale=0.0))
-    assert always.sequences.equal(draft.generate(**GREEDY, **padded()).sequences)
-    assert always.lossy_stats.target_calls == 0
-    assert always.lossy_stats.flops["actual"] > 0
-    assert always.sequences.max() < VOCAB
 
 
 @pytest.mark.parametrize("columns", [(2,), (4, 0), (0, 3, 1)])

@@ -199,15 +199,6 @@ def test_the_last_statistics_are_those_of_the_last_call():
     assert last_stats(target) is not None, "that was another model"
 
 
-def test_a_pipeline_is_enabled_by_its_model():
-    target, tokenizer = tiny(), build_tokenizer(100)
-    pipe = pipeline("text-generation", model=target, tokenizer=tokenizer)
-    with enabled(pipe, assistant_model=noisy_copy(target), lossy_mode="topk"), collect(pipe) as stats:
-        pipe(["1", "2"], max_new_tokens=4, do_sample=False)
-    assert stats.accepted_by.keys() == {"topk"}
-    assert last_stats(pipe) is stats.calls[-1]
-
-
 @pytest.mark.parametrize("way", ["enabled", "call", "tokenizer"])
 def test_a_pipeline_drafts_with_a_padded_vocabulary(way):
     """Only where `pipeline()` itself is given the draft does transformers ask for a tokenizer."""

@@ -75,34 +75,6 @@ def test_dropped_heads_of_every_architecture(architecture: str):
     torch.testing.assert_close(v.logits, plain[:, -5:], atol=1e-4, rtol=1e-4)
 
 
-def test_the_head_is_called_once():
-    model, calls = tiny(), []
-    handle = model.lm_head.register_forward_hook(lambda *_: calls.append(1))
-    reader = TargetReader(
-        model, LogitsProcessorList(), DropMatch(dropout=0.3), do_sample=False, randomness=Randomness(0)
-    )
-    with torch.no_grad():
-        with reader.hook.over(3):
-            outputs = model(input_ids=prompt(), use_cache=False)
-        reader.answer(prompt(), Draft(prompt()[:, -3:]), *reader.hook.split(outputs.logits, 3))
-    handle.remove()
-    assert calls == [1]
-
-
-def test_the_tap_is_gone_after_an_exception():
-    model = tiny()
-    tap = LMHeadHook(model.lm_head, DroppedHeads(2, 0.1), Randomness(0))
-
-    def fail_inside():
-        with tap.over(2):
-            assert len(model.lm_head._forward_pre_hooks) == 1
-            raise RuntimeError("boom")
-
-    with pytest.raises(RuntimeError, match="boom"):
-        fail_inside()
-    assert not model.lm_head._forward_pre_hooks
-
-
 def interrupted(hook: LMHeadHook, states: torch.Tensor, operation: int) -> KeyboardInterrupt | None:
     """Watch one call of the head, and return the interruption, or None where there are less operations."""
     sys.settrace(InterruptAt(lm_head_hook.__file__, operation))

@@ -116,25 +116,18 @@ def test_the_draft_is_not_changed_and_drafts_like_its_copy(pair: pairs.Pair):
     assert not torch.equal(p, q)
 
 
-@pytest.mark.parametrize(
-    ("mode", "dtype", "do_sample"),
-    [
-        ("lossless", "int8", False), ("lossless", "int4", False), ("typical", "int8", True),
-        ("dropmatch", "int4", True), ("cactus", "int8", True), ("sprinter", "int8", False),
-    ],
-)  # fmt: skip
-def test_rules_run_on_it(pair: pairs.Pair, mode: str, dtype: str, do_sample: bool):
+@pytest.mark.parametrize(("mode", "dtype"), [("lossless", "int8"), ("lossless", "int4"), ("sprinter", "int8")])
+def test_it_drafts(pair: pairs.Pair, mode: str, dtype: str):
     problem = pair.tokenizer("Question: Tom has 3 apples and buys 4. How many has he? Answer:", return_tensors="pt")
     enable(pair.target)
     draft = quantize_draft(pair.draft, dtype)
-    arguments = problem | {"max_new_tokens": 24, "do_sample": do_sample}
+    arguments = problem | {"max_new_tokens": 24, "do_sample": False}
     settings = {"assistant_model": draft, "lossy_mode": mode, "num_assistant_tokens": 5}
     if mode == "sprinter":
         settings["lossy_head"] = pair.heads["verifier"]
-    torch.manual_seed(0)
     out = pair.target.generate(**arguments, **settings)
     assert last_stats(pair.target).accepted > 0
-    if mode == "lossless" and not do_sample:
+    if mode == "lossless":
         assert torch.equal(out, pair.target.generate(**arguments))
 
 

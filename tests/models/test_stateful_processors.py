@@ -5,8 +5,6 @@ Greedy and lossless: token for token what plain ``generate()`` gives. Otherwise:
 
 from __future__ import annotations
 
-import copy
-
 import pytest
 import torch
 from transformers import LogitsProcessor, PreTrainedTokenizerFast, SynthIDTextWatermarkingConfig
@@ -156,17 +154,6 @@ def test_rows_of_a_batch_have_states_of_their_own(processing: str, drafting: str
     assert ours.tolist() == plain.tolist()
 
 
-def test_several_texts_of_one_prompt():
-    ours = generate(
-        assistant_model=DRAFT,
-        lossy_mode="lossless",
-        do_sample=True,
-        num_return_sequences=3,
-        logits_processor=[Lenient()],
-    )
-    assert len(ours) == 3
-
-
 def test_stock_s_loop():
     ids = prompt(9)
     plain = TARGET.generate(ids, **GREEDY, logits_processor=[Automaton()])
@@ -257,11 +244,3 @@ def test_copies_share_models_and_tokenizers():
     assert own.model is TARGET
     assert own.nested["tokenizer"] is holder.nested["tokenizer"]
     assert holder.seen == [1]
-
-
-def test_functions_are_copied_with_the_variables_around_them():
-    function = stateful_function()
-    first = function(0, None)
-    own = copied(function)
-    assert own(0, None) == copy.deepcopy(function)(0, None) != first
-    assert own is not function

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import DynamicCache, GenerationMixin, LogitsProcessor
+from transformers import DynamicCache, GenerationMixin
 from transformers.generation.candidate_generator import CandidateGenerator
 
 from hf_lossy_assist import LossyVerification, disable, enable, last_stats
@@ -44,32 +44,6 @@ def test_drafters_may_keep_ids(rows: str):
     TARGET.generate(**INPUTS[rows], **GREEDY, lossy_mode="topk", candidate_generator=lambda **_: KeepingDrafter(kept))
     assert len(kept.pairs) > 5
     kept.check()
-
-
-class NoRepeatedPair(LogitsProcessor):
-    """Forbids pairs of tokens that were there before; goes on from what it has seen of the same text."""
-
-    def __init__(self) -> None:
-        self.text = torch.empty(0, dtype=torch.long)
-        self.after: list[tuple[int, int]] = []
-
-    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        ids, shortest = input_ids[0], min(len(input_ids[0]), len(self.text))
-        differs = (ids[:shortest] != self.text[:shortest]).nonzero()
-        same = int(differs[0]) if len(differs) else shortest
-        del self.after[max(0, same - 1) :]
-        self.after += [tuple(ids[i : i + 2].tolist()) for i in range(len(self.after), len(ids) - 1)]
-        self.text = ids
-        for first, second in self.after:
-            if first == int(ids[-1]):
-                scores[:, second] = -torch.inf
-        return scores
-
-
-def test_a_processor_that_goes_on_from_what_it_has_seen():
-    plain = TARGET.generate(prompt(), **GREEDY, logits_processor=[NoRepeatedPair()])
-    drafting = {"assistant_model": DRAFT, "lossy_mode": "lossless"}
-    assert torch.equal(TARGET.generate(prompt(), **GREEDY, logits_processor=[NoRepeatedPair()], **drafting), plain)
 
 
 @pytest.mark.parametrize("rows", INPUTS)

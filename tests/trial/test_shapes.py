@@ -33,11 +33,11 @@ def generate(row: Row, target: Any = TARGET, draft: Any = DRAFT, ids: Any = None
 
 
 @EVERY_ROW
-@pytest.mark.parametrize(("gamma", "do_sample"), [(1, True), (7, False), (7, True)])
+@pytest.mark.parametrize(("gamma", "do_sample"), [(1, False), (7, True)])
 def test_two_tokens_and_a_prompt_of_one(row: Row, gamma: int, do_sample: bool):
     target, draft = constant([0.7, 0.3]), constant([0.4, 0.6], seed=1)
     ids = torch.tensor([[1]])
-    for tokens in (1, 2, 9):
+    for tokens in (2, 9):
         out = generate(row, target, draft, ids, gamma, do_sample=do_sample, max_new_tokens=tokens)
         assert out.sequences.shape == (1, 1 + tokens)
         assert len(out.lossy_stats.trace) == tokens
@@ -80,7 +80,7 @@ KINDS = ("lossless", "topk", "typical", "dropmatch", "ensemble", "judge", "sprin
     [
         pytest.param(row, damage, id=f"{row_id(row)}-{damage}")
         for row in (*ROWS, SPRINTER)
-        for damage in (DAMAGES if row.mode in KINDS else ("all NaN", "-inf but one"))
+        for damage in (DAMAGES if row.mode in KINDS else ("all NaN",))
     ],
 )
 def test_laws_that_are_none_do_what_they_do_in_plain_generation(row: Row, damage: str):
@@ -98,14 +98,8 @@ def test_laws_that_are_none_do_what_they_do_in_plain_generation(row: Row, damage
         assert "no token can be drawn" in ours[1]
 
 
-@pytest.mark.parametrize(
-    ("row", "gamma"),
-    [
-        pytest.param(row, gamma, id=f"{row_id(row)}-{gamma}")
-        for row in (*ROWS, SPRINTER)
-        for gamma in ((3, 9) if row.mode in KINDS else (3,))
-    ],
-)
+@pytest.mark.parametrize("gamma", [3, 9])
+@pytest.mark.parametrize("row", [row for row in (*ROWS, SPRINTER) if row.mode in KINDS], ids=row_id)
 def test_the_text_ends_with_the_first_end_wherever_in_a_round_it_is(row: Row, gamma: int):
     kwargs = {"do_sample": False, "max_new_tokens": 16}
     free = generate(row, gamma=gamma, eos_token_id=None, **kwargs).sequences[0, 7:].tolist()

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-import torch
 from transformers import GenerationMixin
 
 from hf_lossy_assist import LossyVerification, disable, enable, enabled
@@ -88,18 +87,6 @@ def test_one_model_in_many_threads_each_with_a_rule_of_its_own(do_sample: bool):
     assert not any(module._forward_pre_hooks for model in (target, draft) for module in model.modules())
 
 
-def test_two_models_each_drafting_for_the_other():
-    models = [tiny(seed=0), noisy_copy(tiny(seed=0), 0.05)]
-
-    def job(i: int, mode: str) -> Callable[[], Any]:
-        fields = {"lossy_mode": mode, "lossy_config": {"seed": i}, "do_sample": bool(i)}
-        return lambda: models[i].generate(prompt(), assistant_model=models[1 - i], **fields, **KWARGS)
-
-    jobs = [job(i, mode) for i in (0, 1) for mode in ("dropmatch", "topk")]
-    alone = [essence(run()) for run in jobs]
-    assert [essence(out) for out in at_once(jobs)] == alone
-
-
 def test_lossy_plain_and_stock_assisted_calls_beside_each_other():
     target = tiny()
     draft = noisy_copy(target, 0.05)
@@ -139,51 +126,3 @@ def test_enabling_and_disabling_in_many_threads(disabled: None):
     assert dict(vars(GenerationMixin)) == originals
     assert len({str(essence(out)) for out in texts}) == 1
     assert texts[0].lossy_stats.accepted_by.keys() == {"topk"}
-
-
-def test_disabling_while_another_thread_decodes():
-    target = tiny()
-    draft = noisy_copy(target, 0.05)
-    fields = {"assistant_model": draft, "lossy_mode": "topk", "lossy_config": SEEDED, "do_sample": False, **KWARGS}
-    alone = essence(target.generate(prompt(), **fields))
-    started, over = threading.Event(), threading.Event()
-
-    class Waiting:
-        """Stands still where generate() has been entered, and the decoding has not."""
-
-        def put(self, value: Any) -> None:
-            started.set()
-            assert over.wait(60)
-
-        def end(self) -> None:
-            pass
-
-    def disabling() -> None:
-        assert started.wait(60)
-        disable()
-        over.set()
-
-    out, _ = at_once([lambda: target.generate(prompt(), streamer=Waiting(), **fields), disabling])
-    installed = hasattr(GenerationMixin.generate, "_replaced_by_hf_lossy_assist")
-    enable()  # the fixture disables once
-    assert not installed
-    assert essence(out) == alone
-
-
-class _Model(GenerationMixin, torch.nn.Module):
-    pass
-
-
-def test_new_models_are_enabled_while_others_are_disabled(disabled: None):
-    plain = GenerationMixin.generate
-    kept: list[_Model] = []
-
-    def job() -> None:
-        for _ in range(300):
-            model = _Model()
-            kept.append(model)
-            with enabled(model):
-                assert GenerationMixin.generate is not plain, "a block of another model ended, and not this one"
-
-    at_once([job] * 4)
-    assert GenerationMixin.generate is plain

@@ -97,20 +97,6 @@ def test_trees_and_eagle3(head, tree, inputs):
     assert last_stats(pair[0]).accepted > 0
 
 
-def test_trees_on_the_static_cache_of_generate(llamas):
-    kwargs = padded() | {"assistant_model": llamas[1], "lossy_mode": "lossless", "max_new_tokens": NEW}
-    kwargs |= {"lossy_config": {"tree": TREE}, "do_sample": False}
-    plain = llamas[0].generate(**kwargs)
-    assert torch.equal(llamas[0].generate(**kwargs, cache_implementation="static"), plain)
-
-
-def test_padding_and_drafts_that_stop_early(llamas):
-    ids = torch.cat([torch.zeros(1, 3, dtype=torch.long), prompt()], dim=1)
-    mask = (ids != 0).long()
-    eager, compiled = both(*llamas, ids=ids, attention_mask=mask, assistant_confidence_threshold=0.3)
-    assert torch.equal(eager, compiled)
-
-
 def test_scores_logits_and_streamer(llamas):
     eager, compiled = both(*llamas, return_dict_in_generate=True, output_scores=True, output_logits=True)
     assert torch.equal(eager.sequences, compiled.sequences)
