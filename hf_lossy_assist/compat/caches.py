@@ -222,7 +222,8 @@ def obstacle_in_cache(model: PreTrainedModel, cache: Any) -> str | None:
         return f"a {type(cache).__name__} is not a DynamicCache"
     if has_recurrent_state(model):
         return None
-    if not _SLIDING_LAYERS_ROLL_BACK and any(isinstance(layer, DynamicSlidingWindowLayer) for layer in cache.layers):
+    sliding = [layer for layer in cache.layers if isinstance(layer, DynamicSlidingWindowLayer)]
+    if sliding and not _SLIDING_LAYERS_ROLL_BACK:
         return "this version of transformers can't roll back a sliding window; upgrade to 5.17 or newer"
     return None
 

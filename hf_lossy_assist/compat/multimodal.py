@@ -104,7 +104,7 @@ def prepared_inputs(
 
 def placeholders(model: PreTrainedModel, inputs: Mapping[str, Any]) -> list[int]:
     """Return the tokens for which a model's forward puts in what it reads besides text; none without such inputs."""
-    read = (name for name, value in inputs.items() if isinstance(value, Tensor | Mapping) and len(value))
+    read = [name for name, value in inputs.items() if isinstance(value, Tensor | Mapping) and len(value)]
     if _NO_INPUTS.union(_ABOUT_TOKENS).issuperset(read):
         return []
     size = model.config.get_text_config(decoder=True).vocab_size
