@@ -68,7 +68,7 @@ def _cells(rule: type[Acceptor]) -> tuple[str, ...]:
     at = ", ".join(f"`{key}={value:g}`" for key, value in rule.lossless_at.items()) or "always"
     elsewhere = {"sampling": "; greedily always", "greedy": "; always when sampling"}.get(rule.relaxes, "")
     return (
-        f"`{rule.name}`",
+        f"[`{rule.name}`](#{rule.name})" if rule.formula is not None else f"`{rule.name}`",
         rule.paper,
         f"[{file.name}](../{file.as_posix()})",
         ", ".join(map(_setting, settings_of(rule))) or "–",
