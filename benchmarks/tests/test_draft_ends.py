@@ -38,7 +38,7 @@ def test_seconds_are_those_of_the_loop_s_rounds(models: Models, tokenizer, tmp_p
     first, *rows = replayed(tmp_path, costs, "lossless,regret")
     assert first == {"tokens": [20, 20], "costs": costs}
     assert len(rows) == 2 * (len(GAMMAS) + len(ENDS))
-    for one in rows[: len(rows) // 2]:
+    for one in rows[: len(rows) // 2 : 3]:
         stop = {"stop_drafting": {"by": "acceptance", "threshold": 1 - one["end"]}} if one["end"] else {}
         mode = DecodingMode("x", "lossless", stop, one["gamma"])
         seen = [run_request(models, mode, batch, 20).work[0][0] for batch in batches_of(prompts)]
