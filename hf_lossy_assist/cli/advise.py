@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from typing import Annotated
+
+import typer
 
 from ..evaluation.advice.advice import DRAFT_COST
 from ..evaluation.advice.advising import advise as advice_on
@@ -40,6 +43,9 @@ def advise(
         ),
     ] = None,
     out: options.OutFolder = None,
+    as_json: Annotated[
+        bool, options.of_output("--json", help="Print what advice.json has, in place of tables.")
+    ] = False,
     settings: options.Settings = None,
 ) -> None:
     """Predict what each rule brings: tokens per call, speed here, and how far it leaves the target.
@@ -53,7 +59,7 @@ def advise(
     lengths, shares = options.numbers("--gammas", gammas, int), options.numbers("--draft-cost", draft_cost, float)
     for share in shares:
         DRAFT_COST.check("--draft-cost", share)
-    loaded, screen = setup.load(), Console()
+    loaded, screen = setup.load(), Console(stderr=as_json)
     with progress(screen) as bar:
         advice = advice_on(
             loaded.target, loaded.draft, loaded.tokenizer, loaded.task, modes=modes, gammas=lengths, limit=limit,
@@ -61,6 +67,9 @@ def advise(
             temperature=setup.temperature, top_p=setup.top_p, tune=given.get("tune", False), seed=setup.seed, out=out,
             measure="task" if setup.is_scored else None, track=bar.track,
         )  # fmt: skip
+    if as_json:
+        typer.echo(json.dumps(advice.entry, indent=2, ensure_ascii=False))
+        return
     screen.print("\n".join(advice.said), highlight=False)
     screen.print(advice.table())
     screen.print(advice.next_step, highlight=False, soft_wrap=True)

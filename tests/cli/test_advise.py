@@ -37,6 +37,12 @@ def test_rows_are_of_the_rules_and_draft_lengths_asked_for(bundled, tmp_path):
     assert all(row["low"] <= row["times_lossless"] <= row["high"] for row in found["rows"])
 
 
+def test_figures_are_json_where_programs_read_them(bundled, tmp_path):
+    given = [*GIVEN, "--modes", "typical", "--gammas", "2", "--json", "--out", str(tmp_path)]
+    result = CliRunner().invoke(app, given)
+    assert json.loads(result.stdout) == json.loads((tmp_path / "advice.json").read_text(encoding="utf-8"))
+
+
 def test_sampled_rows_say_how_far_rules_leave_the_target(bundled, tmp_path):
     given = (
         "--sample",
