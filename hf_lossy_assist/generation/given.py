@@ -74,8 +74,9 @@ class GivenFields:
             error.args = (text.removesuffix("?").removesuffix("; leave it out") + "".join(notes),)
 
     def _place(self, name: str) -> str:
-        """Return which file set a field; nothing for a keyword."""
-        if self._keywords.get(name) is not None:
+        """Return which file set a field; nothing for a keyword, or for a pipeline's default, which no file has."""
+        value = self(name)
+        if self._keywords.get(name) is not None or (value is not None and compat.pipeline_with_default(name, value)):
             return ""
         assistant = getattr(self._keywords.get("assistant_model"), "generation_config", None)
         for config in (self._said, self._own, assistant):
