@@ -91,7 +91,8 @@ def _typed(factory: Callable[..., Any], options: dict[str, Any], task: str) -> d
     try:
         signature.bind(**options)
     except TypeError as error:
-        raise LossyValueError(f"the task {task!r} takes {signature}, but {error}") from error
+        takes = ", ".join(f"`{name}`" for name in signature.parameters) or "no options"
+        raise LossyValueError(f"the task {task!r} takes {takes}, but {error}") from error
     texts = [name for name, parameter in signature.parameters.items() if parameter.annotation in _TEXT]
     return {name: value if name in texts else _from_json(value) for name, value in options.items()}
 

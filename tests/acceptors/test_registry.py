@@ -214,7 +214,7 @@ def test_what_the_page_of_rules_says_is_made_from_their_classes(name: str):
 def test_every_rule_carries_its_formula_and_has_a_row():
     for name, cls in REGISTRY.items():
         assert cls.formula is not None
-        assert f"| `{name}` | {cls.paper} |" in tables.table()
+        assert f"| [`{name}`](#{name}) | {cls.paper} |" in tables.table()
 
 
 def test_a_bound_that_is_open_is_shown_so():
