@@ -35,10 +35,10 @@ class Rule:
     expected: str
     holds: Callable[[Any], bool]
 
-    def check(self, argument: str, value: Any, where: str = "", origin: str = "") -> None:
-        """Raise where the condition does not hold; ``where`` follows the argument's name, ``origin`` its value."""
+    def check(self, argument: str, value: Any, where: str = "") -> None:
+        """Raise where the condition does not hold; ``where`` follows the argument's name."""
         if not self.holds(value):
-            raise LossyValueError(f"`{argument}`{where} has to be {self.expected}, but is {brief(value)}{origin}")
+            raise LossyValueError(f"`{argument}`{where} has to be {self.expected}, but is {brief(value)}")
 
 
 def is_number(value: Any) -> bool:

@@ -53,20 +53,20 @@ def constant_length(num_tokens: int, schedule: str = "constant") -> int | None:
     return None if schedule.startswith("heuristic") else num_tokens
 
 
-def check_schedule(value: Any, origin: str = "") -> None:
+def check_schedule(value: Any) -> None:
     if not isinstance(value, str) or value not in SCHEDULES:
         raise LossyValueError(
-            f"`num_assistant_tokens_schedule` has to be one of {list(SCHEDULES)}, but is {brief(value)}{origin}"
+            f"`num_assistant_tokens_schedule` has to be one of {list(SCHEDULES)}, but is {brief(value)}"
         )
 
 
-def check_confidence(value: Any, origin: str = "") -> None:
+def check_confidence(value: Any) -> None:
     if value is not None:
-        bounded(0, 1).check("assistant_confidence_threshold", value, origin=origin)
+        bounded(0, 1).check("assistant_confidence_threshold", value)
 
 
-def check_num_tokens(value: Any, origin: str = "") -> None:
-    bounded(1, integer=True, word="auto").check("num_assistant_tokens", value, origin=origin)
+def check_num_tokens(value: Any) -> None:
+    bounded(1, integer=True, word="auto").check("num_assistant_tokens", value)
 
 
 class DraftStop(ABC):

@@ -16,21 +16,20 @@ _OF_THE_ORIGINAL = ("forward", "_old_forward", "_hf_hook")
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_forward_hooks_with_kwargs", "_forward_pre_hooks_with_kwargs")
 
 
-def first_layers(model: PreTrainedModel, layers: int, origin: str = "") -> PreTrainedModel:
+def first_layers(model: PreTrainedModel, layers: int) -> PreTrainedModel:
     """Return a view of ``model`` that ends after its first ``layers``, with the same weights, norm and head.
 
     Drafts of models trained for early exits, such as LayerSkip's, are best. Raises where the layers can't be found, or
-    their states can't be rolled back; ``origin`` says where ``layers`` was set.
+    their states can't be rolled back.
     """
-    refused = f"`assistant_early_exit` {layers!r}{origin} can't be used with {type(model).__name__}, "
+    refused = f"`assistant_early_exit` {layers!r} can't be used with {type(model).__name__}, "
     if has_recurrent_state(model):
         raise LossyUnsupportedError(f"{refused}whose recurrent state can't be rolled back; pass an `assistant_model`")
     base = model.base_model
     total = model.config.get_text_config(decoder=True).num_hidden_layers
     if isinstance(layers, bool) or not isinstance(layers, int) or not 0 < layers < total:
         raise LossyValueError(
-            f"`assistant_early_exit` has to be an int > 0 and < {total}, the target's layers, but is {layers!r}{origin}"
-            + ("; pass `assistant_early_exit=None`" if origin else "")
+            f"`assistant_early_exit` has to be an int > 0 and < {total}, the target's layers, but is {layers!r}"
         )
     name = next((n for n, x in base.named_children() if isinstance(x, nn.ModuleList) and len(x) == total), None)
     if base is model or name is None:
