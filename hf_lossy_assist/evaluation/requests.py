@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, StoppingCriteriaList, StopStringCriteria
 
 from ..compat import ending_tokens
 from ..core.statistics import LossyStats
@@ -37,8 +37,8 @@ class Ending:
 
     @property
     def keywords(self) -> dict[str, Any]:
-        """Arguments of ``generate()``."""
-        return {"stop_strings": list(self.strings), "tokenizer": self.tokenizer}
+        """Arguments of ``generate()``; as ``stop_strings``, transformers' assisted generation has no tokenizer for them."""
+        return {"stopping_criteria": StoppingCriteriaList([StopStringCriteria(self.tokenizer, list(self.strings))])}
 
     def cut(self, tokens: Tensor) -> Tensor:
         """Return the tokens up to the first that completes one of the strings in their text."""
