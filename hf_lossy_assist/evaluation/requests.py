@@ -37,7 +37,8 @@ class Ending:
 
     @property
     def keywords(self) -> dict[str, Any]:
-        """Arguments of ``generate()``; as ``stop_strings``, transformers' assisted generation has no tokenizer for them."""
+        """Arguments of ``generate()``."""
+        # Given as `stop_strings`, they stop transformers' assisted generation with an error: its draft has no tokenizer.
         return {"stopping_criteria": StoppingCriteriaList([StopStringCriteria(self.tokenizer, list(self.strings))])}
 
     def cut(self, tokens: Tensor) -> Tensor:
