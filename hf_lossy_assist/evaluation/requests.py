@@ -38,7 +38,7 @@ class Ending:
     @property
     def keywords(self) -> dict[str, Any]:
         """Arguments of ``generate()``."""
-        # Given as `stop_strings`, they stop transformers' assisted generation with an error: its draft has no tokenizer.
+        # As `stop_strings` they would fail in transformers' assisted generation: its draft has no tokenizer.
         return {"stopping_criteria": StoppingCriteriaList([StopStringCriteria(self.tokenizer, list(self.strings))])}
 
     def cut(self, tokens: Tensor) -> Tensor:
