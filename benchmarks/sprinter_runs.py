@@ -11,12 +11,13 @@ from pathlib import Path
 from statistics import fmean
 from typing import Annotated
 
+import numpy as np
 import typer
 
 from hf_lossy_assist.acceptors.sprinter import Sprinter
 from hf_lossy_assist.errors import LossyValueError
 from hf_lossy_assist.evaluation.answers import Answer, by_mode, load_answers
-from hf_lossy_assist.evaluation.quality import mean_interval, paired_interval
+from hf_lossy_assist.evaluation.quality import mean_interval, paired_interval, ratio_interval
 from hf_lossy_assist.heads import VerifierConfig, VerifierHead
 from hf_lossy_assist.tasks.plain_prompts import rouge_l
 from hf_lossy_assist.theory import sprinter_expected_run_length
@@ -26,6 +27,7 @@ from . import command
 _LEAST = 1e-9
 _NEAR = 1e-4
 _SIGNED, _PLAIN = "{:+.3f} ({:+.3f} … {:+.3f})", "{:.3f} ({:.3f} … {:.3f})"
+_RUN = "{:.2f} ({:.2f} … {:.2f})"
 
 
 def expected_run(tpr: float, fpr: float, acceptable: float, most: int) -> float:
@@ -69,8 +71,10 @@ def table(folder: Path, config: VerifierConfig) -> str:
                 raise LossyValueError(f"`head` says nothing of the threshold of {label!r}; it has {config.thresholds}")
             # The target adds a token to every run.
             most = settings["max_draft"] - 1
+            counts = np.array([(one.tokens, one.rounds) for one in own.values()], dtype=float)
+            seen = ratio_interval(counts, lambda sums: sums[:, 0] / sums[:, 1] - 1)
             expected = expected_run(row.tpr, row.fpr, config.metrics["acceptable_share"], most)
-            run = [f"{100 * row.tpr:.0f}", f"{100 * row.fpr:.1f}", f"{expected:.2f}", f"{tokens / rounds - 1:.2f}"]
+            run = [f"{100 * row.tpr:.0f}", f"{100 * row.fpr:.1f}", f"{expected:.2f}", _RUN.format(*seen)]
         cells = [
             f"`{label}`", f"{len(own)}", *run, f"{100 * rounds / tokens:.1f}" if rounds else "",
             f"{fmean(one.score for one in own.values()):.3f}",
