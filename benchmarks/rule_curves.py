@@ -1,0 +1,303 @@
+"""``python -m benchmarks.rule_curves``: of the mismatches that a rule keeps, which share changes the answer?
+
+``read`` asks both models about every mismatch that ``mine --labels judge`` has labelled, and writes a line for each.
+``show`` puts every rule on one curve, over its own knob, and compares them with a blind choice.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+import torch
+import typer
+from numpy.typing import NDArray
+from torch import Tensor
+
+from benchmarks import PairName
+from benchmarks.mined_labels import labels_of_mismatches
+from benchmarks.quality_table import holm
+from hf_lossy_assist.acceptors.dropmatch import DropMatch
+from hf_lossy_assist.cli.console import CleanCommand, Console, limit_threads, progress
+from hf_lossy_assist.cli.models import ModelOptions
+from hf_lossy_assist.cli.options import Threads
+from hf_lossy_assist.core.distributions import entropy, js_divergence, kl_divergence
+from hf_lossy_assist.core.messages import Verification
+from hf_lossy_assist.models.lm_head_hook import DROPOUTS
+from hf_lossy_assist.training.examples import Examples, read_judged
+from hf_lossy_assist.training.judge_training import STRENGTHS, regressions
+from hf_lossy_assist.training.validation import area_of, cross, deal
+
+_ROWS = 64
+_DRAWS = 1000
+SHARES = (0.3, 0.5, 0.7)
+"""The shares of the mismatches kept at which rules are compared."""
+
+OPERATORS = frozenset("+-*/=×÷%$^<>")
+
+
+def scores(p: Tensor, q: Tensor, x: Tensor) -> dict[str, Tensor]:
+    """Return ``(N,)`` by rule how early its knob keeps drafted tokens ``x`` ``(N,)``: the larger, the earlier.
+
+    ``p`` and ``q`` ``(N, V)`` are the distributions of target and draft, of which ``x`` is the draft's likeliest token.
+    Rules with one order share a line. A rule with two knobs has both scaled alike.
+    """
+    own, of_draft = (law.gather(-1, x[:, None]) for law in (p, q))
+    (best, second), h = p.topk(2).values.unbind(-1), entropy(p)
+    # The largest w with which no token has more of the mixture than x: above it, one that p prefers does.
+    gap, lead = p - own, of_draft - q
+    weight = torch.where(gap > 0, lead / (lead + gap), 1.0).amin(-1)
+    top = p.topk(min(15, p.shape[-1])).values
+    some = entropy(top / top.sum(-1, keepdim=True)) / math.log(top.shape[-1])
+    return {
+        "min_p, near_top, lenience, regret": own[:, 0] / best,
+        "typical": own[:, 0] / (0.3 * (-h).exp()).clamp(max=0.09),
+        "topk": -(p > own).sum(-1).float(),
+        "relaxed": own[:, 0] - best,
+        "margin": torch.where(own[:, 0] >= second, (own[:, 0] / best).log(), -torch.inf),
+        "fsd": -js_divergence(p, q),
+        "ensemble": weight,
+        "fly, its entropy alone": some,
+    }
+
+
+def features(p: Tensor, q: Tensor, x: Tensor, y: Tensor, words: Mapping[int, str]) -> Tensor:
+    """Return ``(N, 14)`` quantities that cost no forward pass: of both distributions, and of the words x and y.
+
+    ``y`` ``(N,)`` are the target's own tokens.
+    """
+    rank = (p > p.gather(-1, x[:, None])).sum(-1)
+    own, of_draft = (law.gather(-1, x[:, None])[:, 0].clamp(min=1e-6).log() for law in (p, q))
+    laws = [
+        js_divergence(p, q), kl_divergence(p, q).clamp(max=20), own - p.amax(-1).log(), own, of_draft, entropy(p),
+        entropy(q), rank.clamp(max=20).float(),
+    ]  # fmt: skip
+    kinds = []
+    for a, b in zip((words[i] for i in x.tolist()), (words[i] for i in y.tolist()), strict=True):
+        kinds.append((
+            any(c.isdigit() for c in a), any(c.isdigit() for c in b), bool(OPERATORS & {*a, *b}),
+            a.strip().lower() == b.strip().lower(), not any(c.isalnum() for c in a), len(a) - len(b),
+        ))  # fmt: skip
+    return torch.cat([torch.stack(laws, -1).double(), torch.tensor(kinds, dtype=torch.float64)], dim=-1)
+
+
+def dropped(head: torch.nn.Module, states: Tensor, q: Tensor, x: Tensor, paths: int = 5) -> Tensor:
+    """Return ``(N, R)`` whether DropMatch keeps tokens, for each dropout that it knows; all have the same masks."""
+    uniform = torch.rand((len(x), paths, states.shape[-1]), generator=torch.Generator().manual_seed(0))
+    clean, kept = head(states).float(), []
+    for rate in DROPOUTS[1:]:
+        mask = (uniform >= rate).to(states.dtype) / (1 - rate)
+        logits = head((states[:, None] * mask).flatten(0, 1)).float().view(len(x), paths, 1, -1)
+        v = Verification(
+            x[:, None], clean[:, None].expand(-1, 2, -1), draft_logits=q.log()[:, None], dropped_logits=logits
+        )
+        kept.append(DropMatch(dropout=rate).keep(v)[:, 0])
+    return torch.stack(kept, -1)
+
+
+def unseen(examples: Examples, free: NDArray[np.floating]) -> dict[str, NDArray[np.floating]]:
+    """Return by judge how early it keeps tokens, out of fold: one of states, one of free features, and one of both."""
+    both = replace(examples, states={**examples.states, "features": free.astype(np.float32)})
+    state = "target_previous"
+    judges = {"judge": [state], "features alone": ["features"], "judge with features": [state, "features"]}
+    folds, grid = deal(both), regressions(STRENGTHS)
+    return {name: -cross(grid, columns, both, folds).probabilities for name, columns in judges.items()}
+
+
+@dataclass(frozen=True, eq=False)
+class Curves:
+    """The mismatches of problems, and how early each rule keeps them; DropMatch has decisions instead."""
+
+    examples: Examples
+    order: Mapping[str, NDArray[np.floating]]
+    decisions: NDArray[np.bool_]  # ``(N, R)``, by dropout
+
+    @classmethod
+    def read(cls, path: Path) -> Curves:
+        """Read what ``read`` has written."""
+        with gzip.open(path, "rt", encoding="utf-8") as lines:
+            rows = [json.loads(line) for line in lines]
+        important, prompts, weights, solved = (
+            np.array([row[name] for row in rows]) for name in ("important", "prompt", "weight", "solved")
+        )
+        examples = Examples({}, important, prompts, weights=weights, solved=solved)
+        order = {name: np.array([row["order"][name] for row in rows], dtype=float) for name in rows[0]["order"]}
+        return cls(examples, order, np.array([row["dropmatch"] for row in rows], dtype=bool))
+
+    def where(self, mask: NDArray[np.bool_]) -> Curves:
+        """Return the curves of some of the mismatches."""
+        order = {name: own[mask] for name, own in self.order.items()}
+        return Curves(self.examples.where(mask), order, self.decisions[mask])
+
+    @cached_property
+    def draws(self) -> NDArray[np.float64]:
+        """``(D, N)`` weights: first all problems once, then bootstrap samples of problems; each row's sum is 1."""
+        _, owner = np.unique(self.examples.prompts, return_inverse=True)
+        count, rng = owner.max() + 1, np.random.default_rng(0)
+        samples = (np.bincount(rng.integers(count, size=count), minlength=count) for _ in range(_DRAWS))
+        weights = np.stack([np.ones(count), *samples])[:, owner] * self.examples.weights
+        return weights / weights.sum(1, keepdims=True)
+
+    @property
+    def blind(self) -> NDArray[np.float64]:
+        """``(D,)`` the share of all mismatches that matter: of those that a blind choice keeps."""
+        return self.draws @ self.examples.labels
+
+    @cached_property
+    def curves(self) -> dict[str, tuple[NDArray[np.float64], NDArray[np.float64]]]:
+        """By rule ``(D, P)`` the mismatches kept, and the important ones, as shares of all, as the knob opens."""
+        important, found = self.draws * self.examples.labels, {}
+        for name, own in self.order.items():
+            order = np.argsort(-own, kind="stable")
+            ends = np.flatnonzero(np.append(np.diff(own[order]) != 0, True))  # a knob keeps ties together
+            found[name] = tuple(part[:, order].cumsum(1)[:, ends] for part in (self.draws, important))
+        kept = self.decisions[:, np.argsort(self.decisions.mean(0), kind="stable")]
+        found["dropmatch"] = tuple(part @ kept for part in (self.draws, important))
+        return found
+
+    def paid(self, rule: str, share: float) -> NDArray[np.float64] | None:
+        """Return ``(D,)`` the share of the kept mismatches that matter, where a rule keeps a ``share`` of all.
+
+        Between two places of its knob, a rule mixes both. None where no place keeps as many.
+        """
+        kept, important = self.curves[rule]
+        if kept[0, -1] < share:
+            return None
+        return np.array([np.interp(share, [0, *k], [0, *i]) for k, i in zip(kept, important, strict=True)]) / share
+
+    def rows(self) -> Iterator[list[str]]:
+        """Yield a row for each rule: its AUC, and at each share what it pays and how far that is from a blind choice.
+
+        **Bold** is shown: p < 0.05 after Holm's correction for the rules, at each share.
+        """
+        paid = {rule: [self.paid(rule, share) for share in SHARES] for rule in self.curves}
+        apart = {rule: [None if x is None else x - self.blind for x in own] for rule, own in paid.items()}
+        shown: dict[tuple[str, int], bool] = {}
+        for i in range(len(SHARES)):
+            rules = [rule for rule in apart if apart[rule][i] is not None]
+            ps = [_p_of(apart[rule][i]) for rule in rules]
+            shown |= {(rule, i): p < 0.05 for rule, p in zip(rules, holm(ps), strict=True)}
+        for rule in sorted(paid, key=lambda rule: math.inf if paid[rule][0] is None else paid[rule][0][0]):
+            cells = [f"`{rule}`" if rule == "dropmatch" else rule]
+            own = self.order.get(rule)
+            cells.append("" if own is None else "{:.3f} ({:.3f} … {:.3f})".format(*self._area(own)))
+            for i, (cost, gap) in enumerate(zip(paid[rule], apart[rule], strict=True)):
+                if cost is None:
+                    cells.append("")
+                    continue
+                low, high = 100 * np.quantile(gap[1:], (0.025, 0.975))
+                text = f"{100 * gap[0]:+.1f} ({low:+.1f} … {high:+.1f})"
+                cells.append(f"{100 * cost[0]:.1f}: {f'**{text}**' if shown[rule, i] else text}")
+            yield cells
+
+    def _area(self, own: NDArray[np.floating]) -> tuple[float, ...]:
+        # An order has to be of numbers; what is never kept comes last.
+        _, level = np.unique(-own, return_inverse=True)
+        return tuple(area_of(self.examples, level.astype(float), seed=0).values())
+
+
+def _p_of(draws: NDArray[np.float64]) -> float:
+    """Return the two-sided p of no difference, with the bootstrap's standard error."""
+    return math.erfc(abs(draws[0]) / draws[1:].std() / math.sqrt(2))
+
+
+def draw(curves: Curves, path: Path, title: str) -> None:
+    """Draw the share of the important mismatches that each rule keeps over the share of all."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7, 7), layout="constrained")
+    axes = figure.add_subplot()
+    matter = curves.blind[0]
+    axes.plot([0, 1], [0, 1], color="0.8", label="a blind choice")
+    axes.plot([0, 1 - matter, 1], [0, 0, 1], color="0.5", linestyle=":", label="one that knows the labels")
+    for rule, (kept, important) in curves.curves.items():
+        style = "o" if rule == "dropmatch" else "-"
+        axes.plot([0, *kept[0]], [0, *important[0] / matter], style, markersize=3, linewidth=1.2, label=rule)
+    axes.set(xlabel="share of the mismatches kept", ylabel="share of the important ones kept", title=title)
+    axes.legend(fontsize="small")
+    figure.savefig(path, dpi=120)
+
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+
+
+@app.command(cls=CleanCommand)
+def read(
+    data: Annotated[Path, typer.Argument(help="A folder of `mine --labels judge`, or of `mined_labels restore`.")],
+    out: Annotated[Path, typer.Argument(metavar="FILE", help="The file to write, .jsonl.gz.")],
+    pair: PairName = "qwen-coder",
+    threads: Threads = None,
+) -> None:
+    """Ask both models' heads about each mismatch, by the states that were mined, and judge it out of fold."""
+    limit_threads(threads)
+    mined = labels_of_mismatches("--data", data)
+    loaded = ModelOptions(pair, dtype=mined.manifest["settings"]["dtype"]["target"]).load()
+    names = ["target_previous", "draft_previous", "draft_token", "target_token"]
+    labels = mined.tokens.select_columns(names).with_format("numpy")[:]
+    x, y = (torch.from_numpy(labels[name]).long() for name in names[2:])
+    words = {i: loaded.tokenizer.decode([i]) for i in {*x.tolist(), *y.tolist()}}
+    found: dict[str, list[Tensor]] = {}
+    free, decisions = [], []
+    with torch.inference_mode(), progress(Console()) as bar:
+        for start in bar.track(range(0, len(x), _ROWS), description="reading"):
+            rows = slice(start, start + _ROWS)
+            laws = []
+            for model, name in zip((loaded.target, loaded.draft), names[:2], strict=True):
+                head = model.get_output_embeddings()
+                states = torch.from_numpy(labels[name][rows]).to(head.weight)
+                laws.append(head(states).float().softmax(-1))
+            width = min(law.shape[-1] for law in laws)
+            p, q = (law[:, :width] for law in laws)
+            for name, own in scores(p, q, x[rows]).items():
+                found.setdefault(name, []).append(own)
+            free.append(features(p, q, x[rows], y[rows], words))
+            head = loaded.target.get_output_embeddings()
+            states = torch.from_numpy(labels["target_previous"][rows]).to(head.weight)
+            decisions.append(dropped(head, states, laws[1], x[rows]))
+    examples = read_judged(data).examples
+    order = {name: torch.cat(parts).numpy() for name, parts in found.items()}
+    order |= unseen(examples, torch.cat(free).numpy())
+    dropmatch = torch.cat(decisions).int().tolist()
+    with gzip.open(out, "wt", encoding="utf-8") as lines:
+        for i in range(len(examples)):
+            row = {
+                "prompt": int(examples.prompts[i]), "solved": bool(examples.solved[i]),
+                "weight": float(examples.weights[i]), "important": bool(examples.labels[i]),
+                "order": {name: float(f"{own[i]:.5g}") for name, own in order.items()}, "dropmatch": dropmatch[i],
+            }  # fmt: skip
+            lines.write(json.dumps(row) + "\n")
+
+
+@app.command(cls=CleanCommand)
+def show(
+    rows: Annotated[Path, typer.Argument(help="What `read` has written.")],
+    solved: Annotated[bool, typer.Option("--solved", help="Only problems that the target solves.")] = False,
+    plot: Annotated[Path | None, typer.Option(help="A PNG file to draw.")] = None,
+) -> None:
+    """Print each rule's AUC, and which share of the mismatches that it keeps matters."""
+    curves = Curves.read(rows)
+    if solved:
+        curves = curves.where(curves.examples.solved)
+    one, low, high = curves.blind[0], *np.quantile(curves.blind[1:], (0.025, 0.975))
+    plain = curves.examples.labels.mean()
+    typer.echo(
+        f"{len(curves.examples)} mismatches of {len(np.unique(curves.examples.prompts))} problems: {100 * one:.1f} % "
+        f"({100 * low:.1f} … {100 * high:.1f}) matter where each counts for those that it stands for, "
+        f"{100 * plain:.1f} % of the labels\n"
+    )
+    heads = ["rule", "AUC", *(f"f = {share}" for share in SHARES)]
+    for cells in (heads, ["---"] * len(heads), *curves.rows()):
+        typer.echo(f"| {' | '.join(cells)} |".replace("| --- ", "|---").replace("--- |", "---|"))
+    if plot is not None:
+        draw(curves, plot, rows.name.removesuffix(".jsonl.gz"))
+
+
+if __name__ == "__main__":
+    app()
