@@ -27,6 +27,7 @@ SAYS = {
     "09_trees": "judge, trees of depth 4: ",
     "10_chat_model": "tokens per round",
     "11_tensor_parallel": "1 processes, ",
+    "13_rollouts": "lossless: True",
 }
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
@@ -186,6 +186,15 @@ class LossyConfig:
         if (stop := _of_stop(self.stop_drafting)) is not None:
             values["stop_drafting"] = {**stop, **({"head": stop["head"].checksum} if "head" in stop else {})}
         return _plain(values)
+
+
+def guarded(fields: Mapping[str, Any], lower: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return lossy fields with the first ``require_lossless`` of ``lower`` ones: it outlives the mode it came with."""
+    configs = [each.get("lossy_config") or {} for each in (fields, *lower)]
+    said = (each["require_lossless"] for each in configs if isinstance(each, Mapping) and "require_lossless" in each)
+    if not next(said, False) or not isinstance(configs[0], Mapping):
+        return dict(fields)
+    return {**fields, "lossy_config": {**configs[0], "require_lossless": True}}
 
 
 def members_of(mode: Any) -> tuple[list[str | Acceptor], type[AnyOf] | type[AllOf] | None]:

@@ -17,7 +17,7 @@ from transformers import GenerationMixin, PreTrainedModel
 from .. import compat
 from ..core.statistics import CollectedStats, LossyStats
 from ..errors import LossyError, LossyUnsupportedError, LossyValueError, nearest, warn_once
-from .config import FIELDS, LossyConfig
+from .config import FIELDS, LossyConfig, guarded
 from .drafter_choice import DRAFTERS, DRAFTING
 from .lossy_call import LossyCall
 
@@ -46,8 +46,8 @@ def enable(model: Any = None, **defaults: Any) -> None:
     """Let ``generate()`` understand ``lossy_mode``, for one model or for all, until :func:`disable`.
 
     Calls without a lossy field behave exactly as before. Enabling again changes the named defaults, keeps the others,
-    and needs no second :func:`disable`. A new mode drops the settings and the head of the mode before it, and a new
-    drafter replaces the one before it.
+    and needs no second :func:`disable`. A new mode drops the settings and the head of the mode before it, all but
+    ``require_lossless``, and a new drafter replaces the one before it.
 
     Parameters
     ----------
@@ -200,7 +200,8 @@ def _merged(layers: Iterable[dict[str, Any]]) -> dict[str, Any]:
         dropped = FIELDS if mode is not None and given.get("lossy_mode", mode) != mode else ()
         if not given.keys().isdisjoint(DRAFTERS):
             dropped = (*dropped, *DRAFTERS)
-        merged = {name: value for name, value in merged.items() if name not in dropped} | given
+        kept = {name: value for name, value in merged.items() if name not in dropped}
+        merged = guarded(kept | given, [merged]) if given.get("lossy_mode", mode) is not None else kept | given
     return {name: value for name, value in merged.items() if value is not None}
 
 

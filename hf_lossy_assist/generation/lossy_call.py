@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import chain
 from types import MappingProxyType
 from typing import Any
 
@@ -30,7 +29,7 @@ from ..models.own_states import with_own_states
 from ..models.processing import row_aligned
 from ..models.target import Target, TargetReader
 from .checks import check_certificate, check_decoding, check_grammar, check_mode, check_prepared, check_row_by_row
-from .config import FIELDS, LossyConfig
+from .config import FIELDS, LossyConfig, guarded
 from .drafter_choice import DRAFTERS, DrafterChoice
 from .drafter_making import make_drafter
 from .given import GivenFields
@@ -67,8 +66,8 @@ class LossyCall:
         configs = [kwargs.get("generation_config"), model.generation_config]
         said = GivenFields(model, {**kwargs, **defaults, **given})
         # Settings of a lower level than the mode's belong to another mode.
-        fields, level = {}, 0
-        for level, source in enumerate(chain((given, defaults), map(_lossy_fields, configs))):  # noqa: B007
+        fields, level, sources = {}, 0, [given, defaults, *map(_lossy_fields, configs)]
+        for level, source in enumerate(sources):  # noqa: B007
             fields = source | fields
             if "lossy_mode" in source:
                 break
@@ -78,6 +77,7 @@ class LossyCall:
             if orphan is not None and "lossy_mode" not in given:
                 raise LossyValueError(f"`{orphan}` needs a `lossy_mode`, but none is set; got {given[orphan]!r}")
             return None
+        fields = guarded(fields, sources[level:])
         try:
             config = LossyConfig.from_fields(
                 mode, fields.get("lossy_config"), fields.get("lossy_head"), device=compat.device_of(model)

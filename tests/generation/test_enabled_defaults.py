@@ -278,3 +278,26 @@ def test_a_saved_mode_without_a_drafter_decodes_plainly_and_says_so_once():
         assert stats_of(target) is None
         with pytest.raises(LossyValueError, match="needs a drafter"):
             target.generate(prompt(), lossy_mode="topk", **KWARGS)
+
+
+def test_a_guard_outlives_the_mode_that_it_came_with():
+    """Whoever sets `require_lossless` sees to it that no later mode is lossy, unless it is taken back by name."""
+    target = tiny()
+    guard = {"lossy_mode": "lossless", "lossy_config": {"require_lossless": True}}
+    fields = {**KWARGS, "assistant_model": noisy_copy(target), "max_new_tokens": 3}
+    lossy, freed = {"lossy_mode": "topk"}, {"lossy_mode": "topk", "lossy_config": {"require_lossless": False}}
+    with enabled(target, **guard):
+        for given in (lossy, {**lossy, "lossy_config": {"k": 3}}):
+            with pytest.raises(LossyValueError, match="require_lossless"):
+                target.generate(prompt(), **fields, **given)
+            with enabled(target, **given), pytest.raises(LossyValueError, match="require_lossless"):
+                target.generate(prompt(), **fields)
+        target.generate(prompt(), **fields, **freed)
+        with enabled(target, **freed):
+            target.generate(prompt(), **fields)
+        target.generate(prompt(), **KWARGS, lossy_mode=None)
+    with enabled(target, **lossy), pytest.raises(LossyValueError, match="require_lossless"):
+        target.generate(prompt(), **fields, lossy_config={"k": 3, "require_lossless": True})
+    target.generation_config.lossy_config = {"require_lossless": True}
+    with enabled(target), pytest.raises(LossyValueError, match="require_lossless"):
+        target.generate(prompt(), **fields, **lossy)
