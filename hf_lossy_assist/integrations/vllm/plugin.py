@@ -7,6 +7,7 @@ import inspect
 import zlib
 from dataclasses import MISSING, dataclass, field, fields
 from importlib import import_module
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from ...errors import LossyError, LossyUnsupportedError, LossyValueError, warn_once
@@ -19,31 +20,51 @@ _WORKERS = ("vllm.v1.worker.cpu_worker.CPUWorker", "vllm.v1.worker.gpu_worker.Wo
 _LOSSY_WORKER = f"{_INSIDE}.worker.LossyWorker"
 
 KNOWN = ("0.32.0",)
-"""Versions whose every seam was tested."""
+"""Versions in which the rules were run."""
 
-SEAMS = {
-    "sample.rejection_sampler:RejectionSampler.forward": 2106540034,
-    "sample.rejection_sampler:rejection_sample": 72205067,
-    "worker.gpu_model_runner:GPUModelRunner._sample": 1537872576,
-    "worker.gpu_model_runner:GPUModelRunner.sample_tokens": 1141230739,
-    "spec_decode.metadata:SpecDecodeMetadata": 1095232393,
-    "worker.gpu_model_runner:GPUModelRunner.propose_draft_token_ids": 1521259455,
-    "worker.gpu_model_runner:GPUModelRunner._get_spec_decode_draft_probs": 331473500,
-    "sample.ops.topk_topp_sampler:apply_top_k_top_p": 2653146842,
-    "spec_decode.llm_base_proposer:SpecDecodeBaseProposer._sample_draft_tokens": 2543488786,
-    "core.sched.scheduler:Scheduler.update_from_output": 2047671123,
-    "metrics.stats:RequestSpecDecodeMetrics": 1064080692,
-    "engine.input_processor:InputProcessor._validate_params": 2374320680,
-    "worker.gpu.spec_decode.rejection_sampler:RejectionSampler.__init__": 2530721603,
-    "worker.gpu.spec_decode.rejection_sampler:RejectionSampler.__call__": 1469355040,
-    "worker.gpu.spec_decode.rejection_sampler:RejectionSampler._verify": 2752576642,
-    "worker.gpu.model_runner:GPUModelRunner.sample": 4290952947,
-    "worker.gpu.model_runner:GPUModelRunner.finish_requests": 232514368,
-    "worker.gpu.model_runner:GPUModelRunner.add_requests": 3535818038,
-    "worker.gpu.sample.sampler:Sampler.apply_sampling_params": 4016138293,
-    "worker.gpu.model_states.interface:ModelState.add_request": 2508681679,
+TEXTS = {
+    "sample.rejection_sampler:RejectionSampler.forward": (2106540034, 3533469511),
+    "worker.gpu_model_runner:GPUModelRunner._sample": (1537872576,),
+    "worker.gpu_model_runner:GPUModelRunner.sample_tokens": (1141230739,),
+    "worker.gpu_model_runner:GPUModelRunner.propose_draft_token_ids": (1521259455, 3343221249),
+    "worker.gpu_model_runner:GPUModelRunner._get_spec_decode_draft_probs": (331473500,),
+    "spec_decode.llm_base_proposer:SpecDecodeBaseProposer._sample_draft_tokens": (2543488786,),
+    "engine.input_processor:InputProcessor._validate_params": (2374320680,),
+    "worker.gpu.model_runner:GPUModelRunner.sample": (4290952947,),
+    "worker.gpu.model_runner:GPUModelRunner.add_requests": (3535818038,),
 }
-"""Checksums of the sources that a worker builds on, in the newest known version."""
+"""Checksums of sources that a worker repeats, or whose steps it counts on: of 0.32, and where it differs, of 0.33."""
+
+CALLS = {
+    "sample.rejection_sampler:rejection_sample": (
+        "draft_token_ids num_draft_tokens max_spec_len cu_num_draft_tokens draft_probs target_logits bonus_token_ids "
+        "sampling_metadata synthetic_mode synthetic_conditional_rates use_fp64_gumbel"
+    ),
+    "spec_decode.metadata:SpecDecodeMetadata": (
+        "draft_token_ids num_draft_tokens cu_num_draft_tokens cu_num_sampled_tokens target_logits_indices "
+        "bonus_logits_indices logits_indices"
+    ),
+    "sample.ops.topk_topp_sampler:apply_top_k_top_p": "logits k p",
+    "core.sched.scheduler:Scheduler.update_from_output": "self scheduler_output model_runner_output",
+    "metrics.stats:RequestSpecDecodeMetrics": (
+        "num_spec_tokens histogram num_draft_tokens per_step_accepted per_step_drafted"
+    ),
+    "worker.gpu.spec_decode.rejection_sampler:RejectionSampler.__init__": "self sampler spec_config device",
+    "worker.gpu.spec_decode.rejection_sampler:RejectionSampler.__call__": (
+        "self logits input_batch draft_logits invalid_drafts"
+    ),
+    "worker.gpu.spec_decode.rejection_sampler:RejectionSampler._verify": (
+        "self logits draft_logits draft_sampled pos cu_num_logits idx_mapping idx_mapping_np expanded_idx_mapping "
+        "expanded_local_pos seq_lens_upper_bound_np verify_draft_sampled"
+    ),
+    "worker.gpu.model_runner:GPUModelRunner.finish_requests": "self scheduler_output",
+    "worker.gpu.sample.sampler:Sampler.apply_sampling_params": (
+        "self logits expanded_idx_mapping idx_mapping idx_mapping_np pos input_ids expanded_local_pos "
+        "seq_lens_upper_bound_np"
+    ),
+    "worker.gpu.model_states.interface:ModelState.add_request": "self req_index new_req_data",
+}
+"""Arguments of what a worker calls, or is called in place of. A version may add others that have defaults."""
 
 
 def register() -> None:
@@ -179,28 +200,44 @@ def _take_over(config: Any) -> None:
         config.observability_config.per_request_spec_decode_metrics = "summary"
 
 
-def checksum(seam: str) -> int | None:
-    """Return the checksum of a function's source, or None where vLLM has none of the name."""
+def _find(seam: str) -> Any:
+    """Return a function or class of vLLM, or None where it has none of the name."""
     module, _, name = seam.partition(":")
     try:
-        found = import_module(f"vllm.v1.{module}")
-        for part in name.split("."):
-            found = getattr(found, part)
+        return attrgetter(name)(import_module(f"vllm.v1.{module}"))
     except (ImportError, AttributeError):
         return None
-    return zlib.crc32(inspect.getsource(found).encode())
+
+
+def _takes(seam: str, arguments: str) -> bool:
+    """Tell whether a seam still takes these arguments, in this order, and needs no others."""
+    if (found := _find(seam)) is None:
+        return False
+    names, own = arguments.split(), list(inspect.signature(found).parameters.values())
+    free = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    others = [x for x in own[len(names) :] if x.default is x.empty and x.kind not in free]
+    return [x.name for x in own[: len(names)]] == names and not others
+
+
+def changed() -> list[str]:
+    """Return the seams of the installed vLLM that differ from those that the workers were written for."""
+    texts = {seam: _find(seam) for seam in TEXTS}
+    others = [
+        seam for seam, x in texts.items() if x is None or zlib.crc32(inspect.getsource(x).encode()) not in TEXTS[seam]
+    ]
+    return others + [seam for seam, arguments in CALLS.items() if not _takes(seam, arguments)]
 
 
 def check_version() -> None:
-    """Refuse a version of vLLM whose seams differ from a known version's, and warn of any other unknown version."""
+    """Refuse a version of vLLM whose seams have changed, and warn of any other in which the rules were not run."""
     from vllm import __version__
 
     version = __version__.partition("+")[0]
     if version in KNOWN:
         return
-    if changed := [seam for seam, known in SEAMS.items() if checksum(seam) != known]:
+    if others := changed():
         raise LossyUnsupportedError(
             f"`lossy` in `--additional-config` is known to work in vLLM {', '.join(KNOWN)}, but this is {version}, in "
-            f"which {', '.join(changed)} differ; install a known version"
+            f"which {', '.join(others)} differ; install a known version"
         )
-    warn_once(f"the rules were not tested in vLLM {version}, but what they build on is as in vLLM {KNOWN[-1]}")
+    warn_once(f"the rules were not run in vLLM {version}, but what they build on has not changed since {KNOWN[-1]}")
