@@ -18,7 +18,8 @@ from tests.tiny_models import noisy_copy, prompt, tiny
 NEW = 40
 EAGER = {"compile": False}
 # Target's forwards and draft's graphs: a whole draft is one, unless it ends early or its processors read the text.
-RECORDINGS = {"greedy": 2, "drawn": 2, "drawn, processed": 2, "ensemble, drawn": 3, "greedy, default length": 3}
+RECORDINGS = {"no drafts": 1, "no drafts, drawn": 1, "greedy": 2, "drawn": 2, "drawn, processed": 2}
+RECORDINGS |= {"ensemble, drawn": 3, "greedy, default length": 3}
 CASES = {
     "greedy": {"num_assistant_tokens": 5},
     "greedy, default length": {},
@@ -28,6 +29,8 @@ CASES = {
     "ensemble, drawn": {"lossy_mode": "ensemble", "do_sample": True},
     "a penalty": {"lossy_mode": "topk", "repetition_penalty": 1.3, "num_assistant_tokens": 3},
     "drafts of one token": {"num_assistant_tokens": 1},
+    "no drafts": {"num_assistant_tokens": 0},
+    "no drafts, drawn": {"num_assistant_tokens": 0, "do_sample": True, "top_k": 20},
     "a schedule": {"num_assistant_tokens": 3, "num_assistant_tokens_schedule": "heuristic"},
     "tree": {"config": {"tree": {"depth": 4, "top_k": 3, "nodes": 12}}},
     "tree, automatic": {"config": {"tree": {"depth": 3, "top_k": 4, "nodes": "auto"}}},

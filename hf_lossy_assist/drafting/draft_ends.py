@@ -66,7 +66,7 @@ def check_confidence(value: Any) -> None:
 
 
 def check_num_tokens(value: Any) -> None:
-    bounded(1, integer=True, word="auto").check("num_assistant_tokens", value)
+    bounded(0, integer=True, word="auto").check("num_assistant_tokens", value)
 
 
 class DraftStop(ABC):

@@ -134,7 +134,8 @@ def measure_costs(
     """
     _GAMMAS.check("gammas", gammas)
     _LENGTHS.check("lengths", lengths)
-    modes, lengths = [replace(mode, gamma=gamma) for gamma in sorted(gammas)], _within(models, lengths, rounds, gammas)
+    alone, lengths = replace(mode, rule=None, settings={}, gamma=None), _within(models, lengths, rounds, gammas)
+    modes = [replace(mode, gamma=gamma) if gamma else alone for gamma in sorted(gammas)]
     steps = _timed(models, modes, lengths, [text] * rows, rounds, repeats, track)
     return _costs(lengths, dict(zip(sorted(gammas), steps, strict=True)))
 
@@ -156,7 +157,11 @@ def costs_of(
     ours = [mode for mode in modes if mode.engine is None and not mode.is_rounding and not _vary(models, mode)]
     gammas = [_AUTO if mode.gamma == "auto" else (mode.gamma or 0,) for mode in ours]
     lengths = _within(models, lengths, _ROUNDS, [gamma for own in gammas for gamma in own])
-    single = [replace(mode, gamma=gamma) for mode, own in zip(ours, gammas, strict=True) for gamma in own]
+    single = [
+        mode if mode.gamma is None else replace(mode, gamma=gamma)
+        for mode, own in zip(ours, gammas, strict=True)
+        for gamma in own
+    ]
     # One draft length has fewer rounds than many, so each is timed twice as often.
     steps = iter(_timed(models, single, lengths, [text], _ROUNDS, 2 * _REPEATS, track, clock))
     return {
@@ -286,8 +291,6 @@ def _laps(
     models: Models, mode: DecodingMode, texts: Any, length: int, rounds: int, clock: Clock | None
 ) -> list[tuple[float, float]]:
     """Return the seconds of a call's rounds but the last: those of the draft, and of all else."""
-    if mode.gamma == 0:
-        mode = replace(mode, rule=None, settings={}, gamma=None)
     (batch,) = batches_of(texts, len(texts), device=models.target.device, length=length)
     with watched(clock) as paces:
         marks = _Marks(models, needed=mode.rule is None)

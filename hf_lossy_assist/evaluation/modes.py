@@ -62,7 +62,8 @@ class DecodingMode:
     """One way to call ``generate()``.
 
     Without ``gamma`` the target decodes alone. With ``gamma`` only, transformers' assisted generation runs; with a rule
-    too, this package's. A rule's run is seeded, so it keeps drafting even where plain decoding would be faster.
+    too, this package's. With ``lossless`` and no tokens to draft, the target decodes alone on this package's runners. A
+    rule's run is seeded, so it keeps drafting even where plain decoding would be faster.
 
     Examples
     --------
@@ -149,7 +150,7 @@ class DecodingMode:
 
     def check_draft(self, *, model: bool, lookup: bool) -> None:
         """Refuse a mode without a drafter, be it a draft ``model`` or prompt ``lookup``."""
-        if not model and (self.answers == "draft" or (self.gamma is not None and not lookup)):
+        if not model and (self.answers == "draft" or (self.gamma and not lookup)):
             instead = "" if self.answers == "draft" else ", or `prompt_lookup_num_tokens` instead"
             raise LossyValueError(f"`draft` has to be given for the mode {self.label!r}{instead}")
         if lookup and self.gamma == "auto":
@@ -179,16 +180,16 @@ class DecodingMode:
         }
         if self.temperature is not None:
             keywords |= {"temperature": self.temperature, "top_k": 0, "top_p": self.top_p}
-        if self.gamma is not None and models.lookup:
+        if self.gamma and models.lookup:
             keywords["prompt_lookup_num_tokens"] = self.gamma
-        elif self.gamma is not None:
+        elif self.gamma:
             keywords["assistant_model"] = models.draft
         if self.rule is None and self.settings.get("cache") == "static":
             keywords["cache_implementation"] = "static"
         if self.rule is not None:
             heads = {name: models.heads[name] for name in self.rules if name in models.heads} or self.head
             keywords |= {
-                **({} if models.lookup else {"num_assistant_tokens": self.gamma}),
+                **({} if self.gamma and models.lookup else {"num_assistant_tokens": self.gamma}),
                 "lossy_config": {**self.settings, "seed": seed},
                 **({"lossy_head": heads} if heads else {}),
                 **({} if models.tokenizer is None else {"tokenizer": models.tokenizer}),
@@ -316,6 +317,8 @@ def _mode(text: str, gamma: int | str | None, temperature: float | None) -> Deco
     spelt = Spelling.read(text, "modes")
     name, own = spelt.mode, spelt.gamma
     gamma = gamma if own is None else own
+    if own == 0 and name != "lossless":
+        raise LossyValueError(f"`modes` has {text!r}, but only 'lossless@0' runs without drafts; take 1 token or more")
     if name == "draft" and spelt.config:
         raise LossyValueError(f"`modes` has to name {name!r} without settings, but is {text!r}")
     if name == "plain":

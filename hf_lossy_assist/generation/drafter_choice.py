@@ -95,6 +95,8 @@ class DrafterChoice:
             )
         theirs = getattr(assistant, "generation_config", None)
         gamma = given("num_assistant_tokens", theirs)
+        if gamma == 0:
+            assistant, generator, options, special = None, None, {}, False
         schedule = given("num_assistant_tokens_schedule", theirs)
         confidence = given("assistant_confidence_threshold", theirs)
         stop = config.stop_drafting
@@ -124,6 +126,8 @@ class DrafterChoice:
         check_num_tokens(self.num_assistant_tokens)
         check_schedule(self.schedule)
         check_confidence(self.confidence)
+        if self.drafts_nothing:
+            return self._check_nothing(config)
         if self.stop is not None:
             self._check_stop(rule)
         if self.options.get("speculation_type") and self.assistant_model is None:
@@ -168,6 +172,13 @@ class DrafterChoice:
             )
         if config.tree is not None:
             self._check_tree(rule, config.tree.drawn)
+
+    def _check_nothing(self, config: LossyConfig) -> None:
+        if config.rule.name != "lossless" or config.tree is not None or self.stop is not None:
+            raise LossyValueError(
+                "`num_assistant_tokens` is 0, so nothing is drafted: leave out `tree` and `stop_drafting` in "
+                f"`lossy_config`, and take 'lossless' for `lossy_mode`, not {config.rule.name!r}"
+            )
 
     def _check_stop(self, rule: Acceptor) -> None:
         if self.confidence:
@@ -220,7 +231,14 @@ class DrafterChoice:
             )
 
     @property
+    def drafts_nothing(self) -> bool:
+        """Whether the target decodes alone, in this package's loop and on its runners."""
+        return self.num_assistant_tokens == 0
+
+    @property
     def is_empty(self) -> bool:
+        if self.drafts_nothing:
+            return False
         return self.assistant_model is None and self.candidate_generator is None and not self.options
 
     @cached_property
@@ -238,6 +256,8 @@ class DrafterChoice:
     @property
     def longest(self) -> int | None:
         """The largest number of tokens in a chain, where it is known beforehand."""
+        if self.drafts_nothing:
+            return 0
         if self.assistant_model is None:
             return self.options.get("prompt_lookup_num_tokens")
         ours = self.drafts_with_model or self.drafts_with_eagle3

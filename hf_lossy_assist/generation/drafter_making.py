@@ -12,7 +12,7 @@ from .. import compat
 from ..acceptors import Acceptor
 from ..compat import CandidateGenerator
 from ..core.distributions import Randomness
-from ..drafting import Drafter
+from ..drafting import Drafter, NoDrafter
 from ..drafting.cross_tokenizer import CrossTokenizerDrafter
 from ..drafting.draft_ends import ConfidenceStop, draft_length_of, fresh
 from ..drafting.eagle3_drafter import Eagle3Drafter
@@ -53,6 +53,8 @@ def make_drafter(
     ``runner`` makes the draft model's runner, None for the drafter's own. ``returned`` says that the target's outputs
     have the states that an EAGLE-3 head reads.
     """
+    if choice.drafts_nothing:
+        return NoDrafter()
     model, settings = choice.assistant_model, _settings(call, processors, randomness)
     if tree is not None:
         settings |= {"shape": tree, "keep_hidden": "draft_hidden" in acceptor.needs}

@@ -238,7 +238,7 @@ class _RunnerChoice:
             return "it is offloaded"
         if self.config.rule.unverified_drafting is not None:
             return f"the rule {self.config.rule.name!r} drafts any number of tokens"
-        ours = choice.drafts_with_model or choice.drafts_with_eagle3
+        ours = choice.drafts_nothing or choice.drafts_with_model or choice.drafts_with_eagle3
         if not (ours or choice.translation is not None or set(choice.options) == _LOOKUP):
             return "its drafter may want to see the target's inputs and outputs"
         if belongs_to_user(cache) and not isinstance(cache, StaticCache):

@@ -139,11 +139,11 @@ def read_settings(items: Iterable[str], argument: str) -> dict[str, Any]:
 
 
 def read_gamma(text: str, argument: str) -> int | str:
-    """Read a draft length: a number of tokens, or ``auto``."""
+    """Read a draft length: a number of tokens, or ``auto``; with 0, the target decodes alone."""
     if text == "auto":
         return text
-    if re.fullmatch("[0-9]{1,18}", text) is None or int(text) == 0:
-        raise LossyValueError(f"`{argument}` has to have a γ >= 1 and < 10**18 or 'auto', but has {brief(text)}")
+    if re.fullmatch("[0-9]{1,18}", text) is None:
+        raise LossyValueError(f"`{argument}` has to have a γ >= 0 and < 10**18 or 'auto', but has {brief(text)}")
     return int(text)
 
 

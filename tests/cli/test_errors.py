@@ -52,7 +52,7 @@ ERRORS = {
     ],
     "evaluate": [
         (f"{PAIR} --modes plain,topl", "`--modes` has to be one of .* did you mean 'topk'"),
-        (f"{PAIR} --modes plain,topk@0", "`--modes` has to have a γ >= 1 .*'auto', but has '0'"),
+        (f"{PAIR} --modes plain,topk@0", "`--modes` has 'topk@0', but only 'lossless@0'"),
         (f"{PAIR} --modes plain,topk:k=-1", "topk:k=-1: `k` of the rule 'topk'"),
         (f"{PAIR} --modes plain,plain", "every mode once"),
         (f"{PAIR} --modes plain --set reference=lossless", r"`reference` has to be one of the modes \['plain'\]"),

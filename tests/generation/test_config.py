@@ -179,7 +179,7 @@ def test_a_rule_with_a_head_brings_its_head(pair):
         ("auto", None, None, "but is 'auto'$"),
         ("min_p", {"verification": "block"}, None, "; it belongs to the rule 'lossless'$"),
         ("topk", {"delta": 1}, None, "; it belongs to the rules 'cactus', 'relaxed', 'typical'$"),
-        ("topk@x", None, None, "a γ >= 1 .*'auto', but has 'x'"),
+        ("topk@x", None, None, "a γ >= 0 .*'auto', but has 'x'"),
         ("topk:k", None, None, "KEY=VALUE"),
         ("topk:k=3:k.x=2", None, None, "KEY=VALUE or RULE.KEY=VALUE"),
         ("topk+dropmatch", None, None, "pass `lossy_mode=\\['topk', 'dropmatch'\\]`"),

@@ -103,7 +103,7 @@ def test_what_a_request_may_set(mode: Any, config: dict):
         ("a," * 150_000, None, "at most 16,384 characters, but have 300,"),
         ("topk:k=" + "[" * 16_000, None, "`k` of the rule 'topk'"),
         ("topk:k=" + "9" * 5000, None, "`k` of the rule 'topk'"),
-        ("topk@" + "9" * 5000, None, "a γ >= 1"),
+        ("topk@" + "9" * 5000, None, "a γ >= 0"),
         ("[" * 8000 + "]" * 8000, None, "`lossy_mode` of a request can't be read as JSON"),
         ("[" * 100_000 + "]" * 100_000, None, "at most 16,384 characters"),
         ("topk", '{"k": ' + "[" * 8000, "`lossy_config` of a request can't be read as JSON"),

@@ -64,6 +64,13 @@ def test_nothing_is_compiled_again(pair, backend):
     assert backend.graphs == 3
 
 
+def test_without_drafts_one_shape_is_compiled(pair):
+    backend = Backend()
+    plain = pair[0].generate(prompt(), max_new_tokens=20, eos_token_id=None, do_sample=False)
+    assert torch.equal(generate(pair, backend, num_assistant_tokens=0), plain)
+    assert backend.graphs == 1
+
+
 def test_the_first_compilation_says_what_it_waits_for(backend, capsys):
     target = tiny("llama")
     own = target, noisy_copy(target)
