@@ -48,6 +48,8 @@ def speed(run: Run) -> None:
         if gamma == gammas[0]:
             for way in ("compiled", "graphs"):
                 _forwards(run, target, draft, prompt, way, gamma)
+            for way in ("compiled", "graphs"):
+                _ours(run, target, draft, prompt, way, 0.8, 0, needs=40 if way == "compiled" else 0)
             _theirs(run, target, draft, prompt, 0.8, gamma)
     _waits(run, target, draft, prompt)
     _batches(run, target, draft)
@@ -62,7 +64,7 @@ def speed(run: Run) -> None:
 def _ours(
     run: Run, target: Model, draft: Model, prompt: Tensor, way: str, alpha: float, gamma: int, needs: float = 0.0
 ) -> bool:
-    """Time ``lossless``, and tell whether there was time for it."""
+    """Time ``lossless``, and tell whether there was time for it; without drafts it is the fair baseline."""
     with run.step(f"{way}, {alpha}, {gamma}", needs if run.cuda else 0.0) as begins:
         if begins:
             ours = {"assistant_model": draft, "lossy_mode": "lossless", "num_assistant_tokens": gamma}
@@ -179,8 +181,9 @@ def _batches(run: Run, target: Model, draft: Model) -> None:
         with run.step(f"batch of {rows}") as begins:
             if begins:
                 prompt, new = prompts(run, rows), run.tokens(64)
+                alone = {"lossy_mode": "lossless", "num_assistant_tokens": 0}
                 ours = {"assistant_model": draft, "lossy_mode": "lossless", "num_assistant_tokens": 4}
-                for case, kwargs in {"plain": {}, "lossless": ours}.items():
+                for case, kwargs in {"plain": {}, "lossless, no drafts": alone, "lossless": ours}.items():
                     row = timed(run, target, prompt, new, **kwargs)
                     run.say("batch", case=case, rows=rows, alpha=0.8, **row)
 
