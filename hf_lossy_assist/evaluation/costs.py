@@ -163,7 +163,9 @@ def merged(repeats: Sequence[Costs]) -> Costs:
     from sklearn.isotonic import isotonic_regression  # of the extra `lab`
 
     first = repeats[0]
-    lines = {name: _medians_of([getattr(one, name) for one in repeats]) for name in ("prompt", "prompt_alone", "drafted")}
+    lines = {
+        name: _medians_of([getattr(one, name) for one in repeats]) for name in ("prompt", "prompt_alone", "drafted")
+    }
     widths = sorted(first.target)
     read = np.median([[one.target[n] for n in widths] for one in repeats], axis=0)
     rising = np.stack([isotonic_regression(column) for column in read.T], axis=1).tolist()

@@ -162,28 +162,6 @@ def ratio_interval(values: np.ndarray, of: Callable[[np.ndarray], np.ndarray]) -
     return estimate, low, high
 
 
-def ratio_elsewhere(values: np.ndarray, of: Callable[[np.ndarray], np.ndarray], *more: Spread) -> Interval:
-    """Return a positive quantity of n problems, and where that of n other problems lies in 95 % of cases.
-
-    Both sets of problems vary, so the variance is twice that of :func:`ratio_interval`. Spreads of the logarithm that
-    problems do not show come on top: ``more``.
-
-    Examples
-    --------
-    >>> values = np.array([[1.0, 1.0], [2.0, 1.0], [3.0, 1.0]])
-    >>> [round(end, 2) for end in ratio_elsewhere(values, lambda sums: sums[:, 0] / sums[:, 1])]
-    [2.0, 0.33, 12.09]
-    """
-
-    def log(sums: np.ndarray) -> np.ndarray:
-        return np.log(of(sums))
-
-    own = Spread.of_sums(values, log)
-    estimate = float(log(values.sum(0)[None])[0])
-    _, low, high = around(estimate, Spread(2 * own.variance, own.freedom), *more)
-    return math.exp(estimate), math.exp(low), math.exp(high)
-
-
 def tokens_per_call(answers: Iterable[Answer]) -> Interval:
     """Return a mode's tokens per call of the target, its acceptance length, as :func:`ratio_interval` over answers."""
     counts = np.array([(answer.tokens, max(1, answer.rounds)) for answer in answers], dtype=float)

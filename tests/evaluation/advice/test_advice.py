@@ -10,17 +10,19 @@ from safetensors.torch import load
 
 import hf_lossy_assist
 from hf_lossy_assist.drafting.draft_ends import LONGEST
-from hf_lossy_assist.errors import LossyValueError
+from hf_lossy_assist.errors import LossyUnsupportedError, LossyValueError
 from hf_lossy_assist.evaluation import evaluation
 from hf_lossy_assist.evaluation.advice.advice import Advice, Replayed
 from hf_lossy_assist.evaluation.advice.advising import Advising, target_alone
 from hf_lossy_assist.evaluation.advice.replay import Walk
+from hf_lossy_assist.evaluation.advice.speeds import DRIFT, Run, Speeds
 from hf_lossy_assist.evaluation.answers import AnswerStore, load_answers
 from hf_lossy_assist.evaluation.costs import Costs
 from hf_lossy_assist.evaluation.modes import EVERYTHING, DecodingMode
 from hf_lossy_assist.evaluation.requests import batches_of, run_request
 
 NOTHING = np.zeros(4)
+STEADY = Costs((1,), (0.0,), (0.0,), (0.1,), {1: (1.0,), 33: (1.0,)})
 
 
 def replayed(label: str, loss: float, **rounds: float) -> Replayed:
@@ -45,9 +47,9 @@ def advice() -> Advice:
         replayed("near", 0.01, g2=14.0, g8=6.0),
         replayed(EVERYTHING, 0.02, g8=4.5),
     ]
-    costs = Costs((1,), (0.0,), (0.0,), (0.1,), {1: (1.0,), 33: (1.0,)})
     keeping = {8: modes[-1].walks[8]}
-    return Advice(modes, np.full(4, 40.0), 1.0, costs, 0.9, lambda share: keeping, {"do_sample": True})
+    speeds = Speeds(np.full(4, 40.0), 1.0, STEADY, (STEADY, STEADY))
+    return Advice(modes, speeds, 0.9, lambda share: keeping, {"do_sample": True})
 
 
 def test_everything_is_recommended_only_by_its_name(advice):
@@ -60,11 +62,11 @@ def test_a_faster_rule_that_loses_nothing_is_of_the_front(advice):
 
 
 def test_other_costs_leave_the_setting_that_ran(advice):
-    ran = replace(advice, seen={"setting": "near@8", "prompts": 4, "tokens_per_call": 6.5, "predicted": 6.7})
+    ran = replace(advice, runs=[Run("near", 8, np.full(2, 39.0), np.full(2, 6.0), np.full(2, 48.0))])
     elsewhere = ran.with_draft_cost(0.9)
     assert elsewhere.best().row.gamma == 2 != advice.best().row.gamma
     assert ran.said[-1] == elsewhere.said[-1]
-    assert ran.said[-1].startswith("near@8 ran on 4 of the prompts: 6.50 tokens per call, predicted 6.70.")
+    assert ran.said[-1].startswith("near@8 ran on 2 of the prompts: 6.50 tokens per call, predicted 6.67.")
 
 
 def test_a_given_draft_cost_is_of_all_that_is_written(models, tokenizer, tmp_path):
