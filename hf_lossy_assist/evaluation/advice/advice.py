@@ -177,8 +177,10 @@ class Advice:
     def contenders(self) -> tuple[Row, ...]:
         """The setting that seems the fastest of those within the bounds of :meth:`best`, and its front's neighbours."""
         chosen = self._within(MAX_NATS, MAX_TV)
-        front = sorted({*self.front, chosen} - {self.row(self.replayed[0])}, key=lambda row: row.times_lossless)
-        at = front.index(chosen) if chosen in front else 0
+        if chosen.mode == "lossless":
+            return ()
+        front = sorted({*self.front, chosen}, key=lambda row: row.times_lossless)
+        at = front.index(chosen)
         return tuple(front[max(0, at - 1) : at + 2])
 
     @cached_property
@@ -193,9 +195,7 @@ class Advice:
         known = [row for row in self.rows if row.mode != EVERYTHING and getattr(row, measure) is not None]
         return max((row for row in known if getattr(row, measure) <= bound), key=lambda row: row.times_lossless)
 
-    def best(
-        self, mode: str | None = None, *, max_nats: float = MAX_NATS, max_tv: float = MAX_TV
-    ) -> Recommendation:
+    def best(self, mode: str | None = None, *, max_nats: float = MAX_NATS, max_tv: float = MAX_TV) -> Recommendation:
         """Return the fastest setting: of one rule, or of all but ``everything`` whose loss is within a bound.
 
         No rule is recommended whose interval does not lie above the speed of ``lossless``, and no draft where drafting
