@@ -39,7 +39,7 @@ def _problem(draw: random.Random) -> str:
     who, other, what = *draw.sample(WHO, 2), draw.choice(WHAT)
     a, b, c = (draw.randint(2, 90) for _ in range(3))
     return draw.choice((
-        f"Problem: A box holds {a} {what}. {who} buys {b % 9 + 2} boxes and drops {c % 9}. How many are left?\nSolution:",
+        f"Problem: A box has {a} {what}. {who} buys {b % 9 + 2} boxes and drops {c % 9}. How many are left?\nSolution:",
         f"{who} had {a} {what}. {who} lost {c % a}. Now {who} has",
         f"Compute {a} + {b} - {c}.\nResult:",
         f"Q: If {who} has {a} {what} and {other} has {b} more, how many do both have?\nA: Let us think.",
@@ -51,9 +51,12 @@ def _problem(draw: random.Random) -> str:
 def _chat(draw: random.Random) -> str:
     who, what, n = draw.choice(WHO), draw.choice(WHAT), draw.randint(2, 90)
     asked = draw.choice((
-        f"Hi, my name is {who}. What can I do with {n} {what}?", f"I have {n} {what} and give away {n // 2}. What is left?",
-        f"Please tell me a story about {who} and the {what}.", f"Where can {who} buy {what} at a good price?",
-        f"Is {n} more than {draw.randint(2, 90)}?", f"Write a letter from {who} to a friend about {what}.",
+        f"Hi, my name is {who}. What can I do with {n} {what}?",
+        f"I have {n} {what} and give away {n // 2}. What is left?",
+        f"Please tell me a story about {who} and the {what}.",
+        f"Where can {who} buy {what} at a good price?",
+        f"Is {n} more than {draw.randint(2, 90)}?",
+        f"Write a letter from {who} to a friend about {what}.",
         f"Thanks! And how many {what} does {who} need for {n} days?",
     ))  # fmt: skip
     greeting = draw.choice(
@@ -65,9 +68,13 @@ def _chat(draw: random.Random) -> str:
 def _code(draw: random.Random) -> str:
     what, a, b = draw.choice(WHAT), draw.randint(2, 90), draw.randint(2, 90)
     return draw.choice((
-        f"{what} = {a}\n{what} = {what} + {b}\nprint({what})  #", f"def add_{what}(a, b):\n    return a + b\n\nadd_{what}({a}, {b}) =",
-        f"for i in range({a}):\n    {what}.append(i + {b})\nlen({what}) ==", f"total = 0\nwhile total < {a}:\n    total +=",
-        f"assert {a} + {b} ==", f'{{"{what}": {a}, "price": {b}, "total":', f"x = {a}\ny = x - {b % a}\n# y is",
+        f"{what} = {a}\n{what} = {what} + {b}\nprint({what})  #",
+        f"def add_{what}(a, b):\n    return a + b\n\nadd_{what}({a}, {b}) =",
+        f"for i in range({a}):\n    {what}.append(i + {b})\nlen({what}) ==",
+        f"total = 0\nwhile total < {a}:\n    total +=",
+        f"assert {a} + {b} ==",
+        f'{{"{what}": {a}, "price": {b}, "total":',
+        f"x = {a}\ny = x - {b % a}\n# y is",
         f"SELECT count(*) FROM {what} WHERE price > {a} AND price < {a + b};\n--",
     ))  # fmt: skip
 

@@ -9,9 +9,18 @@ from rich.cells import cell_len
 from typer.testing import CliRunner
 
 from hf_lossy_assist.cli import app
+from hf_lossy_assist.evaluation.advice.advising import Advising
+from hf_lossy_assist.evaluation.costs import Costs
 from hf_lossy_assist.evaluation.modes import DecodingMode
 
 GIVEN = ("advise", "--pair", "arithmetic", "--limit", "2", "--set", "max_new_tokens=20")
+
+
+@pytest.fixture(autouse=True)
+def steady(monkeypatch):
+    """Let every repeat see the same times, whatever the machine is doing."""
+    costs = Costs((1,), (0.0,), (0.0,), (0.1,), {1: (1.0,), 33: (1.3,)})
+    monkeypatch.setattr(Advising, "_costs", lambda self, length: [costs] * 3)
 
 
 def run(*arguments: str, code: int = 0) -> str:
@@ -83,6 +92,12 @@ def test_the_setting_is_stored_beside_the_answers_of_an_evaluation(bundled, tmp_
         )
 
 
+def test_batches_have_an_option(bundled):
+    shown = run("--limit", "4", "--batch-size", "2", "--modes", "typical@4", "--gammas", "4")
+    assert "A batch goes on until its slowest row has ended" in " ".join(shown.split())
+    assert "--batch-size 2" in shown
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -91,6 +106,7 @@ def test_the_setting_is_stored_beside_the_answers_of_an_evaluation(bundled, tmp_
         (("--set", "top_p=0.9"), "`top_p` 0.9 needs `--sample`"),
         (("--modes", "typical:tree.depth=3:tree.top_k=2:tree.nodes=4"), "only rules with chains can be replayed"),
         (("--modes", "plain"), "`--modes` has to name rules"),
+        (("--batch-size", "2"), "`--batch-size` has to be at most half the number of prompts, 2, but is 2"),
         (("--modes", "topq"), "did you mean 'topk'?"),
     ],
 )

@@ -296,7 +296,7 @@ class Advising:
 
     @property
     def _ends_by_itself(self) -> bool:
-        """Whether the text says where a draft ends: a drawn one's end is drawn, and a batch's is that of its last row."""
+        """Whether a text says where its drafts end: the ends of drawn ones are drawn, and a batch waits for all rows."""
         return self.temperature is None and self.rows == 1
 
     def dropout(self, paths: int) -> float:
