@@ -296,7 +296,7 @@ class Advising:
 
     @property
     def _ends_by_itself(self) -> bool:
-        """Whether a text says where its drafts end: the ends of drawn ones are drawn, and a batch waits for all rows."""
+        """Whether a text says where its drafts end: drawn ones end by what is drawn, and a batch waits for all rows."""
         return self.temperature is None and self.rows == 1
 
     def dropout(self, paths: int) -> float:
