@@ -108,7 +108,7 @@ def cells(
     loaded: LoadedModels, style: str, temperature: float | None, count: int, gammas: Sequence[int], modes: str,
     seed: int, known: Collection[tuple], bar: Any,
 ) -> Iterator[dict[str, Any]]:  # fmt: skip
-    """Yield the cells of a set that are not ``known``: what is predicted from one half, and what the other one shows."""
+    """Yield the cells of a set that are not ``known``: what one half predicts, and what the other shows."""
     texts, drawn = prompts_of(style, 2 * count, seed), temperature is not None
     answers = target_alone(
         loaded.models, loaded.tokenizer, texts[:count], temperature=temperature, max_new_tokens=LIMIT, limit=count
@@ -118,11 +118,9 @@ def cells(
     prompts = [loaded.tokenizer(text)["input_ids"] for text in texts[count:]]
 
     def speed(mode: str, gamma: int | str) -> float:
-        counts: list[tuple[int, int, int]] = []
-        for batch in batches_of(prompts, TOGETHER, pad=loaded.tokenizer.pad_token_id, seed=1000):
-            run = run_request(loaded.models, replace(rules[mode], gamma=gamma), batch, LIMIT)
-            counts += [(len(row), work[0], n) for row, work, n in zip(run.rows, run.work, run.drafted, strict=True)]
-        found = Run(mode, gamma, *np.array(counts, dtype=float).T)
+        batches = batches_of(prompts, TOGETHER, pad=loaded.tokenizer.pad_token_id, seed=1000)
+        mine = replace(rules[mode], gamma=gamma)
+        found = Run.of(mode, gamma, [run_request(loaded.models, mine, batch, LIMIT) for batch in batches])
         return float(found.tokens.sum() / found.row_seconds(COSTS, 1.0).sum())
 
     base = advice.row(advice.replayed[0])

@@ -173,12 +173,7 @@ class Advising:
             run_request(self.models, mode, batch, self.evaluation.length)
             for batch in self.track(batches, description=f"running {row.mode}")
         ]
-        counts = [
-            (len(tokens), work[0], drafted)
-            for run in made
-            for tokens, work, drafted in zip(run.rows, run.work, run.drafted, strict=True)
-        ]
-        return Run(row.mode, row.gamma, *np.array(counts, dtype=float).T)
+        return Run.of(row.mode, row.gamma, made)
 
     @cached_property
     def laws(self) -> TextLogits:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Protocol
@@ -12,6 +12,7 @@ import numpy as np
 
 from ..costs import Costs
 from ..quality import Interval, Spread, around
+from ..requests import Response
 from ..tables import milliseconds
 from .replay import Walk
 
@@ -42,6 +43,16 @@ class Run:
     tokens: np.ndarray
     rounds: np.ndarray
     drafted: np.ndarray
+
+    @classmethod
+    def of(cls, mode: str, gamma: int | str, responses: Iterable[Response]) -> Run:
+        """Return what calls of a setting say."""
+        rows = [
+            (len(tokens), work[0], drafted)
+            for one in responses
+            for tokens, work, drafted in zip(one.rows, one.work, one.drafted, strict=True)
+        ]
+        return cls(mode, gamma, *np.array(rows, dtype=float).T)
 
     def row_seconds(self, costs: Costs, length: float) -> np.ndarray:
         each = zip(self.rounds, self.drafted, strict=True)
@@ -125,7 +136,9 @@ class Speeds:
         seen = np.stack([self._of_batches(run.tokens), self.seconds(run)], 1)
         expected = np.stack([self.seconds(predicted), self._of_batches(self.tokens)], 1)[: len(seen)]
         both = np.concatenate([seen, expected], 1)
-        spread = Spread.of_sums(both, _log)
+        # As few prompts as ran may agree by chance.
+        own, least = Spread.of_sums(both, _log), _scaled(self._redrawn(predicted), len(self.tokens) / len(run.tokens))
+        spread = max(own, least, key=lambda one: one.variance)
         weight = before / (before + spread.variance)
         return weight * float(_log(both.sum(0)[None])[0]), _scaled(spread, weight)
 
