@@ -30,7 +30,7 @@ from hf_lossy_assist.evaluation.tables import percent, table
 from hf_lossy_assist.store.folder import append_lines, read_lines
 
 COSTS = Costs((1,), (0.0,), (0.0,), (0.15,), {1: (1.0,), 33: (1.6,)})
-LIMIT, TOGETHER = 80, 24
+LIMIT, TOGETHER = 32, 48
 
 WHO, WHAT = ("Mia", "Tom", "Ada", "Max", "Gina", "Quinn"), ("apples", "books", "coins", "stamps", "marbles", "eggs")
 

@@ -137,10 +137,10 @@ class Speeds:
         expected = np.stack([self.seconds(predicted), self._of_batches(self.tokens)], 1)[: len(seen)]
         both = np.concatenate([seen, expected], 1)
         # As few prompts as ran may agree by chance.
-        own, least = Spread.of_sums(both, _log), _scaled(self._redrawn(predicted), len(self.tokens) / len(run.tokens))
-        spread = max(own, least, key=lambda one: one.variance)
-        weight = before / (before + spread.variance)
-        return weight * float(_log(both.sum(0)[None])[0]), _scaled(spread, weight)
+        least = self._redrawn(predicted).variance * len(self.tokens) / len(run.tokens)
+        variance = max(Spread.of_sums(both, _log).variance, least)
+        weight = before / (before + variance)
+        return weight * float(_log(both.sum(0)[None])[0]), Spread(weight * variance)
 
     def _redrawn(self, walk: Walk) -> Spread:
         """Return what the logarithm of a speed varies by, since texts differ from those of the replay."""
