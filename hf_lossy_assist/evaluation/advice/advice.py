@@ -275,6 +275,7 @@ class Advice:
                 f"call, predicted {run['predicted']:.2f}."
                 for run in self.seen
             ),
+            *([f"Recommended for speed: {self.best()}."] if speeds.steady else []),
         ]  # fmt: skip
 
     @property
@@ -300,10 +301,9 @@ class Advice:
         settings = [f"lossless@{self._lossless.gamma}", *(with_gamma(row.mode, row.gamma) for row in few)]
         size = "" if self.speeds.rows == 1 else f" --batch-size {self.speeds.rows}"
         modes = ",".join(["plain", *settings])
-        said = "What other tokens do to answers is not measured here. "
-        if self.best().row is None:
-            said = "Drafting does not pay here: the target alone is recommended. "
-        return f"{said}Next: lossy-assist evaluate … --modes {modes}{size}"
+        return (
+            f"What other tokens do to answers is not measured here. Next: lossy-assist evaluate … --modes {modes}{size}"
+        )
 
     def table(self) -> NumberTable:
         """Lay out the rows."""
@@ -364,7 +364,7 @@ class Recommendation:
     decoding: Mapping[str, Any]
 
     def __str__(self) -> str:
-        return "plain" if self.row is None else with_gamma(self.row.mode, self.row.gamma)
+        return "plain, without a draft" if self.row is None else with_gamma(self.row.mode, self.row.gamma)
 
     @property
     def settings(self) -> dict[str, Any]:

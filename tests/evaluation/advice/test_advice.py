@@ -67,10 +67,10 @@ def test_where_drafting_does_not_pay_the_target_alone_is_recommended(advice, tmp
     """A drafted token that takes longer than one of the target: eight of them cost more than they can bring."""
     dear = advice.with_draft_cost(2.0)
     best = dear.best()
-    assert (best.row, best.settings, str(best)) == (None, {"do_sample": True}, "plain")
+    assert (best.row, best.settings, str(best)) == (None, {"do_sample": True}, "plain, without a draft")
     assert "drafting does not pay" in " ".join(dear.said)
-    assert dear.next_step.startswith("Drafting does not pay here")
-    assert dear.entry["recommended"] == "plain"
+    assert dear.said[-1] == "Recommended for speed: plain, without a draft."
+    assert dear.entry["recommended"] == "plain, without a draft"
     assert dear.best("near").row.mode == "near"
     assert advice.best().row.times_alone > 1
 
@@ -144,8 +144,8 @@ def test_other_costs_leave_the_setting_that_ran(advice):
     ran = replace(advice, runs=[Run("near", 8, np.full(2, 39.0), np.full(2, 6.0), np.full(2, 48.0))])
     elsewhere = ran.with_draft_cost(0.9)
     assert elsewhere.best().row.gamma == 2 != advice.best().row.gamma
-    assert ran.said[-1] == elsewhere.said[-1]
-    assert ran.said[-1].startswith("near@8 ran on 2 of the prompts: 6.50 tokens per call, predicted 6.67.")
+    assert ran.said[-2] == elsewhere.said[-2]
+    assert ran.said[-2].startswith("near@8 ran on 2 of the prompts: 6.50 tokens per call, predicted 6.67.")
 
 
 def test_a_given_draft_cost_is_of_all_that_is_written(models, tokenizer, tmp_path):
