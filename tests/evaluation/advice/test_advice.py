@@ -113,9 +113,10 @@ def test_contenders_run_and_correct_their_rows(models, tokenizer, steady, tmp_pa
         seen = [run_request(noisy, replace(mode, gamma=run.gamma), batch, 20) for batch in answers.batches[:2]]
         assert run.rounds.tolist() == [one.work[0][0] for one in seen]
         assert next(row for row in advice.rows if row.mode == run.mode).ran == 2
-    assert (tmp_path / "generation_config.json").exists()
-    monkey = replace(advice, runs=())
-    assert [row.ran for row in monkey.rows] == [0] * len(monkey.rows)
+    best = advice.best()
+    assert best.row.times_alone > 1
+    assert DecodingMode.stored(str(tmp_path)).config == best.mode.config
+    assert {row.ran for row in replace(advice, runs=()).rows} == {0}
 
 
 def test_batches_are_timed_and_run_as_batches(models, tokenizer, monkeypatch):
