@@ -89,7 +89,7 @@ def prompts_of(style: str, count: int, seed: int = 0) -> list[str]:
     Examples
     --------
     >>> prompts_of("code", 1)
-    ['x = 51\\ny = x - 35\\n# y is']
+    ['stamps = 66\\nstamps = stamps + 4\\nprint(stamps)  #']
     """
     draw, found = random.Random(f"{style}{seed}"), {}
     while len(found) < count:

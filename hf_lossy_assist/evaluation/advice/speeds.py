@@ -160,7 +160,7 @@ class Speeds:
         """How many times as long as in another repeat the least steady step took, and what that is, in words."""
         steps = {"a drafted token": [one.token(self.length) for one in self.repeats]}
         for n in self.costs.target:
-            steps[f"a round over {n} tokens"] = [one.read(n, self.length) for one in self.repeats]
+            steps[f"a round over {n} token{'s' * (n > 1)}"] = [one.read(n, self.length) for one in self.repeats]
         found = [(max(each) / min(each), name, each) for name, each in steps.items() if min(each, default=0) > 0]
         times, name, each = max(found, default=(1.0, "", [0.0]))
         return times, f"{name} took {milliseconds(min(each))} to {milliseconds(max(each))} ms"
