@@ -14,7 +14,8 @@ from .console import Console, progress
 from .setup import CHOOSING, LOADING, LONGEST, Setup
 
 SETTINGS = {
-    **LOADING, **CHOOSING, "max_new_tokens": LONGEST, "tune": "true times more draft lengths, more often",
+    **LOADING, **CHOOSING, "max_new_tokens": LONGEST, "dtype": "the weights' type; as stored by default, float32 with --pair arithmetic",
+    "tune": "true times more draft lengths, more often",
 }  # fmt: skip
 
 
@@ -23,7 +24,6 @@ def advise(
     model: options.Target = None,
     assistant: options.Assistant = None,
     head: options.HeadSources = None,
-    dtype: options.Dtype = None,
     draft_dtype: options.DraftDtype = None,
     task: options.TaskName = None,
     data: options.Data = None,
@@ -58,7 +58,9 @@ def advise(
     with its best draft length.
     """
     given = options.read_set(settings, SETTINGS)
-    setup = Setup.of(pair, model, assistant, dtype, draft_dtype, given, head=head, task=task, data=data, sample=sample)
+    setup = Setup.of(
+        pair, model, assistant, given.get("dtype"), draft_dtype, given, head=head, task=task, data=data, sample=sample
+    )
     lengths, shares = options.numbers("--gammas", gammas, int), options.numbers("--draft-cost", draft_cost, float)
     for share in shares:
         DRAFT_COST.check("--draft-cost", share)
