@@ -14,9 +14,12 @@ from .console import Console, progress
 from .setup import CHOOSING, LOADING, LONGEST, Setup
 
 SETTINGS = {
-    **LOADING, **CHOOSING, "max_new_tokens": LONGEST, "dtype": "the weights' type; as stored by default, float32 with --pair arithmetic",
+    **LOADING,
+    **CHOOSING,
+    "max_new_tokens": LONGEST,
+    "dtype": "the weights' type; as stored by default, float32 with --pair arithmetic",
     "tune": "true times more draft lengths, more often",
-}  # fmt: skip
+}
 
 
 def advise(
