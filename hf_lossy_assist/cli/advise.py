@@ -14,8 +14,12 @@ from .console import Console, progress
 from .setup import CHOOSING, LOADING, LONGEST, Setup
 
 SETTINGS = {
-    **LOADING, **CHOOSING, "max_new_tokens": LONGEST, "tune": "true times more draft lengths, more often",
-}  # fmt: skip
+    **LOADING,
+    **CHOOSING,
+    "max_new_tokens": LONGEST,
+    "dtype": "the weights' type; as stored by default, float32 with --pair arithmetic",
+    "tune": "true times more draft lengths, more often",
+}
 
 
 def advise(
@@ -23,11 +27,13 @@ def advise(
     model: options.Target = None,
     assistant: options.Assistant = None,
     head: options.HeadSources = None,
-    dtype: options.Dtype = None,
     draft_dtype: options.DraftDtype = None,
     task: options.TaskName = None,
     data: options.Data = None,
-    limit: options.Limit = 12,
+    limit: Annotated[
+        int | None, options.of_prompts(min=1, help="The most prompts; by default 12, or four batches.")
+    ] = None,
+    batch_size: options.BatchSize = 1,
     modes: Annotated[
         str | None,
         options.of_decoding(metavar="MODE,…", help="Rules with settings, as for evaluate; the usual ones by default."),
@@ -50,12 +56,14 @@ def advise(
 ) -> None:
     """Predict what each rule brings: tokens per call, speed here, and how far it leaves the target.
 
-    The target answers the prompts, and each model reads the answers once. Only the recommended rule runs, on four
-    prompts, as a check. Without --modes, the usual rules are compared, and without --gammas each with its best draft
-    length.
+    The target answers the prompts, and each model reads the answers once. Only the recommended rule and its neighbours
+    run, on eight prompts, which corrects them. Without --modes, the usual rules are compared, and without --gammas each
+    with its best draft length.
     """
     given = options.read_set(settings, SETTINGS)
-    setup = Setup.of(pair, model, assistant, dtype, draft_dtype, given, head=head, task=task, data=data, sample=sample)
+    setup = Setup.of(
+        pair, model, assistant, given.get("dtype"), draft_dtype, given, head=head, task=task, data=data, sample=sample
+    )
     lengths, shares = options.numbers("--gammas", gammas, int), options.numbers("--draft-cost", draft_cost, float)
     for share in shares:
         DRAFT_COST.check("--draft-cost", share)
@@ -64,8 +72,8 @@ def advise(
         advice = advice_on(
             loaded.target, loaded.draft, loaded.tokenizer, loaded.task, modes=modes, gammas=lengths, limit=limit,
             split=setup.split, max_new_tokens=given.get("max_new_tokens"), heads=loaded.heads,
-            temperature=setup.temperature, top_p=setup.top_p, tune=given.get("tune", False), seed=setup.seed, out=out,
-            measure="task" if setup.is_scored else None, track=bar.track,
+            temperature=setup.temperature, top_p=setup.top_p, batch_size=batch_size, tune=given.get("tune", False),
+            seed=setup.seed, out=out, measure="task" if setup.is_scored else None, track=bar.track,
         )  # fmt: skip
     if as_json:
         typer.echo(json.dumps(advice.entry, indent=2, ensure_ascii=False))

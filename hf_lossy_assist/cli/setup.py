@@ -45,6 +45,7 @@ LONGEST = "the longest response; the task's by default"
 _TEXT = Rule("a text", lambda x: isinstance(x, str))
 _RULES = {
     **dict.fromkeys(("assistant_tokenizer", "device", "folder", "reference", "split", "vllm_python"), _TEXT),
+    "dtype": Rule("auto, float32, bfloat16 or float16", lambda x: x in ("auto", "float32", "bfloat16", "float16")),
     "prepack": Rule("true or false", lambda x: isinstance(x, bool)),
     "prompt_lookup": bounded(1, integer=True),
     "seed": COUNT,

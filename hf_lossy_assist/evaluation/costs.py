@@ -38,7 +38,7 @@ class Costs:
     """Seconds of the steps of a call, by the length of its text.
 
     Between two measured lengths, and between two measured numbers of tokens, costs are interpolated; beyond the last
-    they stay.
+    they stay. Those that :func:`merged` returns never fall as the target reads more tokens.
 
     Examples
     --------
@@ -65,6 +65,10 @@ class Costs:
         target = {int(n): tuple(each) for n, each in values["target"].items()}
         return cls(**{name: tuple(value) for name, value in values.items() if name != "target"}, target=target)
 
+    def with_draft_cost(self, share: float) -> Costs:
+        """Return the costs on hardware where a drafted token takes ``share`` of a target's token."""
+        return replace(self, drafted=tuple(share * self.read(1, length) for length in self.lengths))
+
     def token(self, length: float) -> float:
         """Return the seconds of a drafted token."""
         return float(np.interp(length, self.lengths, self.drafted))
@@ -86,7 +90,22 @@ class Costs:
         return float(first) + rounds * self.round(drafted / rounds, prompt + tokens / 2)
 
 
-def measure_costs(
+def measure_costs(models: Models, text: Sequence[int], **timing: Any) -> Costs:
+    """Return the :func:`merged` costs of :func:`repeated_costs`, whose keywords these are.
+
+    Examples
+    --------
+    >>> from hf_lossy_assist import pairs
+    >>> pair = pairs.load("arithmetic")
+    >>> text = pair.tokenizer("Question: Ada has 3 pens.")["input_ids"]
+    >>> costs = measure_costs(Models(pair.target, pair.draft), text, lengths=(16,), gammas=(0, 4), repeats=1)
+    >>> sorted(costs.target), 0 < costs.token(16) < costs.round(4, 16)
+    ([1, 5], True)
+    """
+    return merged(repeated_costs(models, text, **timing))
+
+
+def repeated_costs(
     models: Models,
     text: Sequence[int],
     *,
@@ -97,11 +116,11 @@ def measure_costs(
     repeats: int = _REPEATS,
     rows: int = 1,
     track: Callable[[Sequence[Any]], Iterable[Any]] = iter,
-) -> Costs:
+) -> list[Costs]:
     """Time rounds of ``mode`` after prompts of the given lengths, in calls of ``generate()`` like any other.
 
     On a GPU, events on its stream are the clock, and no call waits for the device. Short calls warm up; then all draft
-    lengths take turns, ``repeats`` times, and medians over rounds are taken.
+    lengths take turns, ``repeats`` times. Each repeat has costs of its own, medians over the rounds of its calls.
 
     Parameters
     ----------
@@ -122,22 +141,40 @@ def measure_costs(
     ------
     LossyValueError
         When ``gammas`` or ``lengths`` are not ascending numbers; before any forward pass.
-
-    Examples
-    --------
-    >>> from hf_lossy_assist import pairs
-    >>> pair = pairs.load("arithmetic")
-    >>> text = pair.tokenizer("Question: Ada has 3 pens.")["input_ids"]
-    >>> costs = measure_costs(Models(pair.target, pair.draft), text, lengths=(16,), gammas=(0, 4), repeats=1)
-    >>> sorted(costs.target), 0 < costs.token(16) < costs.round(4, 16)
-    ([1, 5], True)
     """
     _GAMMAS.check("gammas", gammas)
     _LENGTHS.check("lengths", lengths)
     alone, lengths = replace(mode, rule=None, settings={}, gamma=None), _within(models, lengths, rounds, gammas)
     modes = [replace(mode, gamma=gamma) if gamma else alone for gamma in sorted(gammas)]
-    steps = _timed(models, modes, lengths, [text] * rows, rounds, repeats, track)
-    return _costs(lengths, dict(zip(sorted(gammas), steps, strict=True)))
+    found = _timed(models, modes, lengths, [text] * rows, rounds, repeats, track)
+    return [_costs(lengths, dict(zip(sorted(gammas), steps, strict=True))) for steps in found]
+
+
+def merged(repeats: Sequence[Costs]) -> Costs:
+    """Return the medians of costs over repeats, without those of the target that fall as it reads more tokens.
+
+    A target can read a token together with others that nobody asked for, so more tokens never take less time. What
+    falls is noise: neighbours are pooled until nothing does (isotonic regression).
+
+    Examples
+    --------
+    >>> merged([Costs((8,), (0.0,), (0.0,), (0.1,), {1: (3.0,), 2: (1.0,), 6: (4.0,)})]).target
+    {1: (2.0,), 2: (2.0,), 6: (4.0,)}
+    """
+    from sklearn.isotonic import isotonic_regression  # of the extra `lab`
+
+    first = repeats[0]
+    lines = {
+        name: _medians_of([getattr(one, name) for one in repeats]) for name in ("prompt", "prompt_alone", "drafted")
+    }
+    widths = sorted(first.target)
+    read = np.median([[one.target[n] for n in widths] for one in repeats], axis=0)
+    rising = np.stack([isotonic_regression(column) for column in read.T], axis=1).tolist()
+    return replace(first, **lines, target={n: tuple(row) for n, row in zip(widths, rising, strict=True)})
+
+
+def _medians_of(rows: Sequence[Sequence[float]]) -> tuple[float, ...]:
+    return tuple(map(median, zip(*rows, strict=True)))
 
 
 def costs_of(
@@ -163,9 +200,9 @@ def costs_of(
         for gamma in own
     ]
     # One draft length has fewer rounds than many, so each is timed twice as often.
-    steps = iter(_timed(models, single, lengths, [text], _ROUNDS, 2 * _REPEATS, track, clock))
+    repeats = [iter(each) for each in _timed(models, single, lengths, [text], _ROUNDS, 2 * _REPEATS, track, clock)]
     return {
-        mode.label: _costs(lengths, {gamma: next(steps) for gamma in own})
+        mode.label: merged([_costs(lengths, {gamma: next(steps) for gamma in own}) for steps in repeats])
         for mode, own in zip(ours, gammas, strict=True)
     }
 
@@ -243,24 +280,22 @@ def _timed(
     repeats: int,
     track: Any,
     clock: Clock | None = None,
-) -> list[list[_Steps]]:
-    """Let all modes take turns; return the steps of each, for each length."""
-    found: dict[tuple[int, int], list[list[tuple[float, float]]]] = {}
+) -> list[list[list[_Steps]]]:
+    """Let all modes take turns; return for each repeat the steps of each mode, for each length."""
+    found: dict[tuple[int, int], list[_Steps]] = {}
     turns = [(m, length) for length in lengths for m in range(len(modes))]
     for number, (m, length) in enumerate(track([*turns[: len(modes)], *turns * repeats])):
         warming = number < len(modes)
         laps = _laps(models, modes[m], texts, length, 2 if warming else rounds, clock)
         if not warming:
-            found.setdefault((m, length), []).append(laps)
-    return [[_medians(found[m, length]) for length in lengths] for m in range(len(modes))]
+            found.setdefault((m, length), []).append(_steps(laps))
+    return [[[found[m, length][r] for length in lengths] for m in range(len(modes))] for r in range(repeats)]
 
 
-def _medians(calls: Iterable[Sequence[tuple[float, float]]]) -> tuple[float, float, float]:
-    """Return what reading the prompt takes, a round's draft, and all else in it: medians over calls and rounds."""
-    later = [lap for laps in calls for lap in laps[1:]]
-    drafting, other = (median(lap[i] for lap in later) for i in (0, 1))
-    first = median(sum(laps[0]) for laps in calls)
-    return max(0.0, first - drafting - other), drafting, other
+def _steps(laps: Sequence[tuple[float, float]]) -> _Steps:
+    """Return what reading the prompt takes, a round's draft, and all else in it: medians over a call's rounds."""
+    drafting, other = (median(lap[i] for lap in laps[1:]) for i in (0, 1))
+    return max(0.0, sum(laps[0]) - drafting - other), drafting, other
 
 
 class _Marks(StoppingCriteria):

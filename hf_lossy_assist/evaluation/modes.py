@@ -103,7 +103,10 @@ class DecodingMode:
         """Return the mode in a folder's generation configuration; it keeps to a certificate beside it."""
         config = GenerationConfig.from_pretrained(folder)
         if getattr(config, "lossy_mode", None) is None:
-            raise LossyValueError(f"`modes` has the folder {folder!r}, whose {GENERATION_CONFIG} has no `lossy_mode`")
+            raise LossyValueError(
+                f"`modes` has the folder {folder!r}, whose {GENERATION_CONFIG} has no `lossy_mode`; if `advise` "
+                "wrote it, drafting does not pay: leave the assistant out"
+            )
         settings = dict(getattr(config, "lossy_config", None) or {})
         if (Path(folder) / CERTIFICATE).is_file():
             settings["certificate"] = folder

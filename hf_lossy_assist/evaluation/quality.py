@@ -81,13 +81,48 @@ def mean_interval(values: Sequence[float]) -> tuple[float, float, float]:
     >>> [round(end, 3) for end in mean_interval([1.0, 2.0, 3.0])]
     [2.0, -0.484, 4.484]
     """
-    mean, n = fmean(values), len(values)
-    half = _t_quantile(n - 1) * stdev(values) / math.sqrt(n) if n > 1 else 0.0
-    return mean, mean - half, mean + half
+    return around(fmean(values), Spread.of_mean(values))
+
+
+@dataclass(frozen=True)
+class Spread:
+    """How far an estimate may be off: its variance, and the degrees of freedom with which that is known."""
+
+    variance: float
+    freedom: float = math.inf
+
+    @classmethod
+    def of_mean(cls, values: Sequence[float]) -> Spread:
+        """Return the spread of the mean of values; a single one shows none."""
+        n = len(values)
+        return cls(stdev(values) ** 2 / n, n - 1) if n > 1 else cls(0.0)
+
+    @classmethod
+    def of_sums(cls, values: np.ndarray, of: Callable[[np.ndarray], np.ndarray]) -> Spread:
+        """Return the jackknife's spread of a smooth function of sums, as :func:`interval_of_sums` takes them."""
+        n = len(values)
+        return cls((n - 1) * float(np.var(of(values.sum(0) - values))), n - 1) if n > 1 else cls(0.0)
+
+
+def around(estimate: float, *spreads: Spread) -> Interval:
+    """Return an estimate with its 95 % interval, whose length holds independent spreads.
+
+    Their variances add up. Student's t has the degrees of freedom of Welch and Satterthwaite.
+
+    Examples
+    --------
+    >>> [round(end, 2) for end in around(1.0, Spread(0.0003), Spread(0.0001))]
+    [1.0, 0.96, 1.04]
+    """
+    variance = sum(one.variance for one in spreads)
+    shares = sum(one.variance**2 / one.freedom for one in spreads)
+    freedom = variance**2 / shares if shares else 1e4
+    half = _t_quantile(round(min(freedom, 1e4), 1)) * math.sqrt(variance) if variance else 0.0
+    return estimate, estimate - half, estimate + half
 
 
 @functools.cache
-def _t_quantile(freedom: int) -> float:
+def _t_quantile(freedom: float) -> float:
     """Return the t with P(\\|T\\| ≤ t) = 0.95: the density of arctan(T / √freedom) is a power of the cosine."""
     angles = np.linspace(0, np.pi / 2, 200_001)
     middles = (angles[1:] + angles[:-1]) / 2
@@ -118,14 +153,7 @@ def interval_of_sums(values: np.ndarray, of: Callable[[np.ndarray], np.ndarray])
     >>> [round(end, 3) for end in interval_of_sums(values, lambda sums: sums[:, 0] / sums[:, 1])]
     [2.0, -0.484, 4.484]
     """
-    n = len(values)
-    sums = values.sum(0)
-    estimate = float(of(sums[None])[0])
-    if n == 1:
-        return estimate, estimate, estimate
-    left = of(sums - values)
-    half = _t_quantile(n - 1) * math.sqrt((n - 1) * float(np.var(left)))
-    return estimate, estimate - half, estimate + half
+    return around(float(of(values.sum(0)[None])[0]), Spread.of_sums(values, of))
 
 
 def ratio_interval(values: np.ndarray, of: Callable[[np.ndarray], np.ndarray]) -> Interval:

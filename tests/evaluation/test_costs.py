@@ -8,7 +8,7 @@ import pytest
 
 from hf_lossy_assist import LossyValueError
 from hf_lossy_assist.evaluation.answers import AnswerStore
-from hf_lossy_assist.evaluation.costs import Costs, costs_of, measure_costs
+from hf_lossy_assist.evaluation.costs import Costs, costs_of, measure_costs, merged, repeated_costs
 from hf_lossy_assist.evaluation.evaluation import Evaluation
 from hf_lossy_assist.evaluation.modes import DecodingMode, Models, parse_modes
 from tests.tiny_models import prompt
@@ -49,6 +49,29 @@ def test_measured_costs_are_those_of_the_forwards(clocked, rows):
     # The newest token of the prompt is read with the first draft.
     assert costs.prompt_alone == tuple(pytest.approx(rows * (length - 1) / 8) for length in costs.lengths)
     assert costs.prompt == tuple(pytest.approx(rows * (length - 1) / 8 + rows * (length - 2) / 4) for length in (8, 24))
+
+
+def test_each_repeat_has_costs_of_its_own(clocked):
+    given = {"lengths": (8, 24), "gammas": (0, 5)}
+    repeats = repeated_costs(clocked, TEXT, repeats=3, **given)
+    assert len(repeats) == 3
+    assert merged(repeats).target == {n: (pytest.approx(1 + n / 8),) * 2 for n in (1, 6)}
+
+
+@pytest.mark.parametrize(("seen", "kept"), [
+    ([[3, 1, 4]], [2, 2, 4]),
+    ([[5, 4, 3]], [4, 4, 4]),
+    ([[1, 2, 3]], [1, 2, 3]),
+    ([[1, 2, 9], [1, 2, 3], [7, 2, 3]], [1, 2, 3]),  # medians come first
+])  # fmt: skip
+def test_more_tokens_never_take_less_time(seen, kept):
+    repeats = [
+        Costs(
+            (8, 16), (0.0,) * 2, (0.0,) * 2, (0.1,) * 2, {n: (x, 2.0 * x) for n, x in zip((1, 2, 6), each, strict=True)}
+        )
+        for each in seen
+    ]
+    assert merged(repeats).target == {n: (x, 2 * x) for n, x in zip((1, 2, 6), kept, strict=True)}
 
 
 def test_a_rule_s_own_rounds_are_timed(clocked):

@@ -6,6 +6,7 @@ import json
 from dataclasses import replace
 from math import comb
 from pathlib import Path
+from statistics import fmean
 
 import numpy as np
 import pytest
@@ -19,6 +20,8 @@ from hf_lossy_assist.evaluation.modes import DecodingMode, Models, parse_modes
 from hf_lossy_assist.evaluation.quality import (
     Mean,
     Measurable,
+    Spread,
+    around,
     interval_of_sums,
     likelihood,
     mean_interval,
@@ -131,6 +134,17 @@ def test_the_interval_of_a_mean_of_problems_is_the_t_test_s():
     values = np.random.default_rng(0).normal(size=9)
     found = interval_of_sums(np.stack([values, np.ones(9)], 1), lambda sums: sums[:, 0] / sums[:, 1])
     assert found == pytest.approx((values.mean(), *t_interval(values)), rel=1e-6)
+
+
+@pytest.mark.parametrize("share", [0.1, 1.0, 10.0])
+def test_independent_spreads_add_up(share):
+    """4,000 repeats of two means, of 6 and of 4: from 93.5 to 97 % of the intervals of their sum cover 0."""
+    rng, covered = np.random.default_rng(0), 0
+    one, other = rng.normal(0, 1, (4000, 6)), rng.normal(0, share, (4000, 4))
+    for a, b in zip(one.tolist(), other.tolist(), strict=True):
+        _, low, high = around(fmean(a) + fmean(b), Spread.of_mean(a), Spread.of_mean(b))
+        covered += low <= 0 <= high
+    assert 0.935 <= covered / 4000 <= 0.97
 
 
 def t_interval(apart):

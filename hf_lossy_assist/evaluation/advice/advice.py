@@ -6,30 +6,30 @@ import io
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from rich.console import Console
 
 from ...acceptors.base import AUTO
-from ...errors import LossyValueError, nearest
+from ...errors import LossyUnsupportedError, LossyValueError, nearest
 from ...generation.spelling import Spelling
 from ...values import Rule, is_number
-from ..costs import Costs
 from ..modes import EVERYTHING, DecodingMode
-from ..quality import Interval, times_as_fast
 from ..tables import NumberTable, as_text, milliseconds, number, percent, table
 from .replay import Walk
+from .speeds import Run, Speeds
 
 WANTED = 1.25
 """The speed, as a multiple of lossless's, for which advice says how much a rule has to keep."""
+MAX_NATS, MAX_TV = 0.025, 0.05
+"""The largest loss of a recommended rule: nats a token in greedy decoding, and total variation when sampling."""
 DRAFT_COST = Rule("a number above 0, such as 0.05", lambda x: is_number(x) and x > 0)
 
 
 @dataclass(frozen=True)
 class Row:
-    """What one rule brings with one draft length; intervals are of 95 %, over prompts."""
+    """What one rule brings with one draft length; in 95 % of cases, as many other prompts are within the bounds."""
 
     mode: str
     gamma: int | str  # a number, or auto
@@ -38,7 +38,9 @@ class Row:
     times_lossless: float  # as fast as the best lossless setting
     low: float
     high: float
+    times_alone: float  # as fast as the target alone, as many texts together
     others: float  # the share of the text's tokens that the lossless rule would have refused
+    ran: int  # on how many prompts the rule ran, by which its speed is corrected
     nats: float | None = None  # log p given up, per token of the text; greedily
     worst: float | None = None  # by one token, at most
     tv: float | None = None  # between p and what the rule emits where it decides, in the mean; when sampling
@@ -69,86 +71,86 @@ class Advice:
     ----------
     replayed
         The rules' walks, those of ``lossless`` first.
-    tokens
-        ``(B,)`` tokens of the texts.
-    length
-        Tokens of a prompt and half its text, in the mean.
-    costs
-        Seconds of the steps of decoding.
+    speeds
+        The texts, and the seconds of the steps of decoding.
     matches
         The share of positions at which the lossless rule keeps the draft's token.
     keeping
         Gives the walks of a rule that keeps a share of the tokens that ``lossless`` refuses.
     decoding
         Keywords of ``generate()`` that say how tokens are chosen.
-    seen
-        The setting that ran on some of the prompts, and its tokens per call, predicted and seen; empty if none ran.
+    runs
+        Settings that ran on some of the prompts.
     """
 
     replayed: Sequence[Replayed]
-    tokens: np.ndarray
-    length: float
-    costs: Costs
+    speeds: Speeds
     matches: float
     keeping: Callable[[float], Mapping[int, Walk]]
     decoding: Mapping[str, Any]
-    seen: Mapping[str, Any] = field(default_factory=dict)
+    runs: Sequence[Run] = ()
 
     def with_draft_cost(self, share: float) -> Advice:
         """Return the advice for other hardware, on which a drafted token takes ``share`` of a target's token."""
         DRAFT_COST.check("draft_cost", share)
-        drafted = tuple(share * self.costs.read(1, length) for length in self.costs.lengths)
-        return replace(self, costs=replace(self.costs, drafted=drafted))
+        return replace(self, speeds=self.speeds.with_draft_cost(share))
+
+    @property
+    def tokens(self) -> np.ndarray:
+        """``(B,)`` tokens of the texts."""
+        return self.speeds.tokens
+
+    @property
+    def draft_cost(self) -> float:
+        """A drafted token's share of a target's token."""
+        return self.speeds.draft_cost
 
     @property
     def sampled(self) -> bool:
         """Whether tokens are drawn."""
         return self.decoding["do_sample"]
 
-    @property
-    def draft_cost(self) -> float:
-        """A drafted token's share of a target's token."""
-        return self.costs.token(self.length) / self.costs.read(1, self.length)
-
-    def seconds(self, walk: Walk) -> np.ndarray:
-        """Return ``(B,)`` the seconds of the texts, without their prompts."""
-        return walk.sizes @ [self.costs.round(size, self.length) for size in range(walk.sizes.shape[1])]
-
     def _fastest(self, walks: Mapping[int, Walk]) -> Walk:
-        return min(walks.values(), key=lambda walk: self.seconds(walk).sum())
+        return min(walks.values(), key=lambda walk: self.speeds.seconds(walk).sum())
 
     def needed(self, times: float = WANTED) -> float | None:
         """Return the share of the tokens that lossless refuses that a rule must keep to be so many times as fast.
 
         None if keeping all of them is not enough.
         """
-        wanted, low, high = self._lossless.sum() / times, 0.0, 1.0
-        if self.seconds(self._fastest(self.keeping(high))).sum() > wanted:
+        seconds = self.speeds.seconds
+        wanted, low, high = seconds(self._lossless).sum() / times, 0.0, 1.0
+        if seconds(self._fastest(self.keeping(high))).sum() > wanted:
             return None
         for _ in range(8):
             middle = (low + high) / 2
-            enough = self.seconds(self._fastest(self.keeping(middle))).sum() <= wanted
+            enough = seconds(self._fastest(self.keeping(middle))).sum() <= wanted
             low, high = (low, middle) if enough else (middle, high)
         return high
 
     @cached_property
-    def _lossless(self) -> np.ndarray:
-        return self.seconds(self._fastest(self.replayed[0].walks))
-
-    def _times(self, seconds: np.ndarray, base: np.ndarray) -> Interval:
-        """Return how many times as fast as ``base`` is ``seconds``, with the interval."""
-        return times_as_fast(*(list(zip(self.tokens, each, strict=True)) for each in (seconds, base)))
+    def _lossless(self) -> Walk:
+        return self._fastest(self.replayed[0].walks)
 
     def row(self, one: Replayed, gamma: int | str | None = None) -> Row:
         """Return what a rule brings with drafts of ``gamma`` tokens; by default with its best ones."""
         walk = self._fastest(one.walks) if gamma is None else one.walks[gamma]
-        times, low, high = self._times(self.seconds(walk), self._lossless)
         total, rounds = self.tokens.sum(), walk.rounds.sum()
+        others = float(walk.others.sum() / total)
+        ran = self._ran(one, walk.gamma)
+        times, low, high = self.speeds.times(walk, self._lossless, ran)
+        alone, *_ = self.speeds.times(walk, self.speeds.alone, ran)
         greedily = {"nats": float(walk.nats.sum() / total), "worst": float(walk.worst.max())}
         return Row(
             one.mode.label, walk.gamma, float(walk.kept.sum() / rounds), float(total / rounds), times, low, high,
-            float(walk.others.sum() / total), **(one.losses if self.sampled else greedily),
+            alone, others, len(ran[0].tokens) if ran else 0, **(one.losses if self.sampled else greedily),
         )  # fmt: skip
+
+    def _ran(self, one: Replayed, gamma: int | str) -> tuple[Run, Walk] | None:
+        """Return the run of a rule, if there is one: with drafts of ``gamma`` tokens, or else with others."""
+        own = [run for run in self.runs if run.mode == one.mode.label]
+        run = next((run for run in own if run.gamma == gamma), own[0] if own else None)
+        return run and (run, one.walks[run.gamma])
 
     @cached_property
     def rows(self) -> tuple[Row, ...]:
@@ -171,14 +173,33 @@ class Advice:
             )
         )
 
+    @property
+    def contenders(self) -> tuple[Row, ...]:
+        """The setting that seems the fastest of those within the bounds of :meth:`best`, and its front's neighbours."""
+        chosen = self._within(MAX_NATS, MAX_TV)
+        if chosen.mode == "lossless":
+            return ()
+        front = sorted({*self.front, chosen}, key=lambda row: row.times_lossless)
+        at = front.index(chosen)
+        return tuple(front[max(0, at - 1) : at + 2])
+
     @cached_property
     def ceiling(self) -> Row:
         """The row that keeps everything: no rule is faster."""
         one = next(one for one in self.replayed if one.mode.label == EVERYTHING)
         return self.row(one)
 
-    def best(self, mode: str | None = None, *, max_nats: float = 0.025, max_tv: float = 0.05) -> Recommendation:
+    def _within(self, max_nats: float, max_tv: float) -> Row:
+        """Return the fastest row of all but ``everything`` whose loss is within a bound."""
+        measure, bound = ("tv", max_tv) if self.sampled else ("nats", max_nats)
+        known = [row for row in self.rows if row.mode != EVERYTHING and getattr(row, measure) is not None]
+        return max((row for row in known if getattr(row, measure) <= bound), key=lambda row: row.times_lossless)
+
+    def best(self, mode: str | None = None, *, max_nats: float = MAX_NATS, max_tv: float = MAX_TV) -> Recommendation:
         """Return the fastest setting: of one rule, or of all but ``everything`` whose loss is within a bound.
+
+        No rule is recommended whose interval does not lie above the speed of ``lossless``, and no draft where drafting
+        does not pay: the target alone is the setting then.
 
         Parameters
         ----------
@@ -193,37 +214,48 @@ class Advice:
         ------
         LossyValueError
             If the table has no such rule.
+        LossyUnsupportedError
+            If no rule is named, and the machine's times are not steady.
         """
         by_label = {one.mode.label: one for one in self.replayed}
-        if mode is not None and mode not in by_label:
-            raise LossyValueError(f"`mode` has to be one of {list(by_label)}, but is {mode!r}{nearest(mode, by_label)}")
-        measure, bound = ("tv", max_tv) if self.sampled else ("nats", max_nats)
-        known = [row for row in self.rows if row.mode != EVERYTHING and getattr(row, measure) is not None]
-        within = [row for row in known if getattr(row, measure) <= bound]
-        fine = [row for row in self.rows if row.mode == mode] if mode else within
-        row = max(fine, key=lambda row: row.times_lossless)
-        if mode is None and row.low <= 1:
-            row = self.row(self.replayed[0])
+        if mode is not None:
+            if mode not in by_label:
+                known = list(by_label)
+                raise LossyValueError(f"`mode` has to be one of {known}, but is {mode!r}{nearest(mode, by_label)}")
+            row = max((row for row in self.rows if row.mode == mode), key=lambda row: row.times_lossless)
+        elif not self.speeds.steady:
+            raise LossyUnsupportedError(f"`advise` recommends nothing here: {self._unsteady}, or name a rule by `mode`")
+        else:
+            row = self._within(max_nats, max_tv)
+            row = row if row.low > 1 else self.row(self.replayed[0])
+            if row.times_alone <= 1:
+                return Recommendation(None, DecodingMode("plain"), self.decoding)
         return Recommendation(row, replace(by_label[row.mode].mode, gamma=row.gamma), self.decoding)
+
+    @property
+    def _unsteady(self) -> str:
+        """Why nothing is recommended."""
+        return (
+            f"the times are not steady, since in {len(self.speeds.repeats)} repeats {self.speeds.spread[1]}; repeat it "
+            "on an idle machine, with `tune`"
+        )
 
     @property
     def said(self) -> list[str]:
         """The costs, what the draft is worth, and the verdict, in sentences."""
-        costs, length = self.costs, self.length
-        target = ", ".join(f"{milliseconds(costs.read(n, length))} over {n}" for n in (1, 6, 17))
-        alone, own = self.tokens * costs.read(1, length), self._fastest(self.replayed[0].walks)
-        times, low, high = self._times(self._lossless, alone)
+        speeds, own = self.speeds, self._lossless
+        target = ", ".join(f"{milliseconds(speeds.costs.read(n, speeds.length))} over {n}" for n in (1, 6, 17))
+        times, low, high = speeds.times(own, speeds.alone)
         share, drafts = self.needed(), "default drafts" if own.gamma == AUTO else f"γ = {own.gamma}"
-        unsteady = costs.read(1, length) > 1.2 * costs.read(6, length)  # more work can't take less time
-        warning = ["The times are not steady, so speeds are wrong: repeat it on an idle machine, with --tune."]
         verdict = f"With this draft no rule is more than {self.ceiling.times_lossless:.2f} × as fast as lossless."
         if share is not None:
             verdict += f" To be {WANTED} ×, a rule has to keep {percent(share)} % of the tokens that differ."
+        one = speeds.rows == 1
         return [
-            *(warning if unsteady else []),
+            *([] if speeds.steady else [f"Nothing is recommended: {self._unsteady}."]),
             (
-                f"A round: the target {target} tokens (ms); a drafted token {milliseconds(costs.token(length))} "
-                f"(c = {self.draft_cost:.2f})."
+                f"A round{'' if one else f' of {speeds.rows} rows'}: the target {target} tokens (ms); a drafted token "
+                f"{milliseconds(speeds.costs.token(speeds.length))} (c = {self.draft_cost:.2f})."
             ),
             (
                 f"{len(self.tokens)} answers of the target, {int(self.tokens.sum()):,} tokens: lossless would keep "
@@ -233,22 +265,45 @@ class Advice:
                 f"Lossless with {drafts} is {times:.2f} × the target alone ({low:.2f} … {high:.2f})"
                 + ("." if times > 1 else ": drafting does not pay here.")
             ),
+            *([] if one else [(
+                f"A batch goes on until its slowest row has ended: {speeds.per_second(speeds.alone):.0f} tokens a "
+                f"second by the target alone, and {speeds.per_second(own):.0f} losslessly."
+            )]),
             verdict,
             *(
-                f"{seen['setting']} ran on {seen['prompts']} of the prompts: {seen['tokens_per_call']:.2f} tokens per "
-                f"call, predicted {seen['predicted']:.2f}."
-                for seen in [self.seen]
-                if seen
+                f"{run['setting']} ran on {run['prompts']} of the prompts: {run['tokens_per_call']:.2f} tokens per "
+                f"call, predicted {run['predicted']:.2f}."
+                for run in self.seen
             ),
-        ]
+            *([f"Recommended for speed: {self.best()}."] if speeds.steady else []),
+        ]  # fmt: skip
+
+    @property
+    def seen(self) -> list[dict[str, Any]]:
+        """Tokens per call of the settings that ran, predicted and seen."""
+        walks = {one.mode.label: one.walks for one in self.replayed}
+        found = []
+        for run in self.runs:
+            count = len(run.tokens)
+            predicted = self.tokens[:count].sum() / walks[run.mode][run.gamma].rounds[:count].sum()
+            found.append({
+                "setting": with_gamma(run.mode, run.gamma), "prompts": count, "predicted": float(predicted),
+                "tokens_per_call": float(run.tokens.sum() / run.rounds.sum()),
+            })  # fmt: skip
+        return found
 
     @property
     def next_step(self) -> str:
         """The modes to measure next, and why."""
+        if not self.speeds.steady:
+            return f"No setting is recommended: {self._unsteady}."
         few = sorted(self.front, key=lambda row: row.times_lossless)[-3:]
-        own = self._fastest(self.replayed[0].walks)
-        modes = ",".join(["plain", f"lossless@{own.gamma}", *(with_gamma(row.mode, row.gamma) for row in few)])
-        return f"What other tokens do to answers is not measured here. Next: lossy-assist evaluate … --modes {modes}"
+        settings = [f"lossless@{self._lossless.gamma}", *(with_gamma(row.mode, row.gamma) for row in few)]
+        size = "" if self.speeds.rows == 1 else f" --batch-size {self.speeds.rows}"
+        modes = ",".join(["plain", *settings])
+        return (
+            f"What other tokens do to answers is not measured here. Next: lossy-assist evaluate … --modes {modes}{size}"
+        )
 
     def table(self) -> NumberTable:
         """Lay out the rows."""
@@ -284,12 +339,10 @@ class Advice:
         return {
             "rows": [{key: x for key, x in asdict(row).items() if key not in other} for row in self.rows],
             "front": [with_gamma(row.mode, row.gamma) for row in self.front],
-            "costs": {
-                "draft": self.costs.token(self.length), "draft_cost": self.draft_cost, "length": self.length,
-                "target": {str(n): self.costs.read(n, self.length) for n in sorted(self.costs.target)},
-            },
+            "costs": self.speeds.entry, "steady": self.speeds.steady,
+            "recommended": str(self.best()) if self.speeds.steady else None,
             "decoding": dict(self.decoding), "answers": len(self.tokens), "tokens": int(self.tokens.sum()),
-            "matches": self.matches, "seen": dict(self.seen), "ceiling": self.ceiling.times_lossless, "said": self.said,
+            "matches": self.matches, "seen": self.seen, "ceiling": self.ceiling.times_lossless, "said": self.said,
         }  # fmt: skip
 
 
@@ -306,46 +359,14 @@ def _three(value: float | None) -> str:
 class Recommendation:
     """A setting, and what it is expected to bring."""
 
-    row: Row
+    row: Row | None  # of the table; None for the target alone
     mode: DecodingMode
     decoding: Mapping[str, Any]
+
+    def __str__(self) -> str:
+        return "plain, without a draft" if self.row is None else with_gamma(self.row.mode, self.row.gamma)
 
     @property
     def settings(self) -> dict[str, Any]:
         """Keywords for ``generate()``, ``pipeline`` and ``GenerationConfig``; an assistant is given besides."""
         return {**self.decoding, **{key: x for key, x in self.mode.config.items() if x != {}}}
-
-
-PLOTTED_COSTS = (0.01, 0.02, 0.03, 0.05, 0.07, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5)
-"""The costs of a drafted token, as shares of a token of the target, that are drawn."""
-
-
-def draw(advice: Advice, path: Path) -> None:
-    """Draw the advice into a PNG file with three parts; the third shows each rule at its best draft length."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(15, 5), layout="constrained")
-    loss, lengths, costs = figure.subplots(1, 3)
-    known = [row for row in advice.rows if row.mode != EVERYTHING and row.loss is not None]
-    for row in known:
-        below, above = row.times_lossless - row.low, row.high - row.times_lossless
-        loss.errorbar(row.loss, row.times_lossless, [[below], [above]], fmt="o", capsize=2, elinewidth=0.6)
-        loss.annotate(f" {row.mode}@{row.gamma}", (row.loss, row.times_lossless), fontsize=7)
-    front = sorted(advice.front, key=lambda row: row.loss)
-    loss.plot([row.loss for row in front], [row.times_lossless for row in front], color="black", linewidth=0.8)
-    loss.set(xlabel="KL to the target, per position" if advice.sampled else "nats given up, per token")
-    others = [advice.with_draft_cost(share) for share in PLOTTED_COSTS]
-    for one in advice.replayed:
-        rows = [advice.row(one, gamma) for gamma in sorted(one.walks.keys() - {"auto"})]
-        gammas = [row.gamma for row in rows]
-        (line,) = lengths.plot(gammas, [row.times_lossless for row in rows], label=one.mode.label)
-        lengths.fill_between(gammas, *np.array([[x.low, x.high] for x in rows]).T, alpha=0.1, color=line.get_color())
-        costs.plot(PLOTTED_COSTS, [other.row(one).times_lossless for other in others], color=line.get_color())
-    lengths.set(xlabel="drafted tokens per round")
-    costs.axvline(advice.draft_cost, color="black", linewidth=0.8, linestyle="--")
-    costs.set(xlabel="a drafted token's time / a token's of the target (dashed: here)", xscale="log")
-    for axes in (loss, lengths, costs):
-        axes.set_ylabel("× the best lossless setting")
-        axes.grid(alpha=0.3)
-    figure.legend(*lengths.get_legend_handles_labels(), loc="outside right upper", fontsize=8)
-    figure.savefig(path, dpi=110)

@@ -22,6 +22,7 @@ from ...acceptors.base import AUTO
 from ...drafting.draft_ends import DEFAULT_NUM_TOKENS, LONGEST
 from ...drafting.model import check_draft_model
 from ...errors import LossyUnsupportedError, LossyValueError, need
+from ...generation.certificate import GENERATION_CONFIG
 from ...generation.config import LossyConfig
 from ...generation.spelling import Spelling, split
 from ...heads import Head
@@ -32,12 +33,14 @@ from ...tasks import Task
 from ...values import Rule
 from ..answers import AnswerStore, read_plan
 from ..costs import GAMMAS as TIMED
-from ..costs import KEEP_ALL, Costs, measure_costs
+from ..costs import KEEP_ALL, Costs, merged, repeated_costs
 from ..evaluation import Evaluation, Track, progress_bar
 from ..modes import EVERYTHING, DecodingMode, Models, parse_modes
 from ..requests import PromptBatch, PromptList, Prompts, run_request
-from .advice import DRAFT_COST, Advice, Replayed, draw, with_gamma
+from .advice import DRAFT_COST, Advice, Replayed, Row
+from .drawing import draw
 from .replay import Acceptance, Walk, decided, drawn, greedy, reads_states, rounds
+from .speeds import Run, Speeds
 from .text_logits import LIKELIEST, TextLogits, processors_of, read_logits
 
 GAMMAS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32)
@@ -58,16 +61,18 @@ _GAMMAS = Rule("a list of different ints from 1 to 64", lambda x: len({*x}) == l
 def target_alone(
     models: Models, tokenizer: PreTrainedTokenizerBase, prompts: Task | Prompts, out: Path | None = None, *,
     limit: int | None = None, temperature: float | None = None, top_p: float = 1.0, measure: str | None = None,
-    **others: Any,
+    batch_size: int = 1, **others: Any,
 ) -> Evaluation:  # fmt: skip
     """Return the evaluation in which the target answers, as the folder ``out`` has it if one is there.
 
     A new folder gets the texts of the target alone, with which `evaluate` compares. A folder that compares with
     ``lossless`` has the target's texts under that mode. Without a folder the target drafts losslessly, which is faster.
+    Of a task there are 12 answers by default, or those of four batches.
     """
     task = prompts if isinstance(prompts, Task) else PromptList(prompts)
-    limit = limit or (12 if task is prompts else len(prompts))
-    mode, kept = DecodingMode("plain", temperature=temperature, top_p=top_p), {"measure": out and measure}
+    limit = limit or (len(prompts) if task is not prompts else 12 if batch_size <= 1 else 4 * batch_size)
+    mode = DecodingMode("plain", temperature=temperature, top_p=top_p)
+    kept = {"measure": out and measure, "batch_size": batch_size}
     if out is None:
         mode = replace(mode, label="lossless", rule="lossless", gamma=DEFAULT_NUM_TOKENS)
     elif (out / MANIFEST).exists():
@@ -91,7 +96,8 @@ class Advising:
     gammas: tuple[int, ...] = ()
     draft_cost: float | None = None  # a drafted token's share of a target's token; measured by default
     tune: bool = False
-    guard: int = 4  # on how many prompts the recommended setting runs
+    rows: int = 1  # how many prompts are decoded together
+    guard: int = 8  # on how many prompts, at least, the recommended setting and its neighbours run
     out: Path | None = None  # a folder of answers, which an interrupted run goes on with
     track: Track = field(default=lambda items, **_: items)
 
@@ -105,6 +111,11 @@ class Advising:
                 "compare other drafters by `lossy-assist evaluate`"
             )
         check_draft_model(self.models.target, self.models.draft)
+        if self.rows > 1 and (count := len(self.evaluation.examples)) < 2 * self.rows:
+            raise LossyValueError(
+                f"`batch_size` has to be at most half the number of prompts, {count}, but is {self.rows}; give more of "
+                "them, or raise `limit`"
+            )
 
     @property
     def models(self) -> Models:
@@ -119,7 +130,8 @@ class Advising:
         rules, laws = self.rules, self.laws
         tokens = laws.lengths.double().numpy()
         length = float(np.mean([batch.ids.shape[1] for batch in self._batches]) + tokens.mean() / 2)
-        costs = self._costs(round(length))
+        repeats = self._costs(round(length))
+        speeds = Speeds(tokens, length, merged(repeats), repeats, self.rows, self.temperature is not None)
         replayed = [self.replay(mode, rule) for mode, rule in self.track(rules, description="replaying")]
         lossless = self._decided(rules[0][1])[0]
         matches = float(lossless.keep[laws.real.numpy()].mean())
@@ -128,34 +140,40 @@ class Advising:
             kept = lossless.keeping(share)
             return {gamma: kept.walk(laws, *end) for gamma, end in self._ends(rules[0][1]).items()}
 
-        advice = Advice(replayed, tokens, length, costs, matches, keeping, self.decoding)
+        advice = Advice(replayed, speeds, matches, keeping, self.decoding)
         if self.draft_cost is not None:
             advice = advice.with_draft_cost(self.draft_cost)
-        advice = replace(advice, seen=self._seen(advice))
+        if speeds.steady and self.guard:
+            advice = self._checked(advice)
         if self.out is not None:
             write_json(self.out / "advice.json", advice.entry)
-            GenerationConfig(**advice.best().settings).save_pretrained(self.out)
+            (self.out / GENERATION_CONFIG).unlink(missing_ok=True)  # of other advice
+            if speeds.steady:
+                GenerationConfig(**advice.best().settings).save_pretrained(self.out)
             draw(advice, self.out / "advice.png")
         return advice
 
-    def _seen(self, advice: Advice) -> dict[str, Any]:
-        """Run the recommended setting on some prompts, and return what was predicted and what is seen."""
-        best = advice.best()
-        if best.row.mode == "lossless" or not self.guard:
-            return {}
-        batches = self._batches[: self.guard]
-        mode = replace(best.mode, temperature=self.temperature, top_p=self.evaluation.modes[0].top_p)
-        runs = [
+    def _checked(self, advice: Advice) -> Advice:
+        """Let the setting that seems the fastest, and its neighbours, run until each is corrected by its own run."""
+
+        def missing() -> list[Row]:
+            known = {(run.mode, run.gamma) for run in advice.runs}
+            return [row for row in advice.contenders if (row.mode, row.gamma) not in known]
+
+        while rows := missing():
+            advice = replace(advice, runs=(*advice.runs, *(self._run(advice, row) for row in rows)))
+        return advice
+
+    def _run(self, advice: Advice, row: Row) -> Run:
+        """Run a setting on the first prompts, in batches of which there are two at least."""
+        one = next(one for one in advice.replayed if one.mode.label == row.mode)
+        mode = replace(one.mode, gamma=row.gamma, temperature=self.temperature, top_p=self.evaluation.modes[0].top_p)
+        batches = replace(self.evaluation, batch_size=self.rows).batches[: max(2, -(-self.guard // self.rows))]
+        made = [
             run_request(self.models, mode, batch, self.evaluation.length)
-            for batch in self.track(batches, description=f"running {best.row.mode}")
+            for batch in self.track(batches, description=f"running {row.mode}")
         ]
-        walk = next(one for one in advice.replayed if one.mode.label == best.row.mode).walks[best.row.gamma]
-        some = slice(len(batches))
-        return {
-            "setting": with_gamma(best.row.mode, best.row.gamma), "prompts": len(batches),
-            "predicted": float(advice.tokens[some].sum() / walk.rounds[some].sum()),
-            "tokens_per_call": sum(run.tokens for run in runs) / sum(run.work[0][0] for run in runs),
-        }  # fmt: skip
+        return Run.of(row.mode, row.gamma, made)
 
     @cached_property
     def laws(self) -> TextLogits:
@@ -169,9 +187,10 @@ class Advising:
         found = {}
         for text in dict.fromkeys(("lossless", *texts, EVERYTHING)):
             (mode,) = parse_modes(text, None, self.temperature)
-            if mode.gamma == AUTO and self.temperature is not None:
+            if mode.gamma == AUTO and not self._ends_by_itself:
                 raise LossyValueError(
-                    f"`modes` has {text!r}, but drawn drafts are replayed with a number of tokens; put it after the @"
+                    f"`modes` has {text!r}, but drawn drafts, and those of batches, are replayed with a number of "
+                    "tokens; put it after the @"
                 )
             if mode.rule is None:
                 raise LossyValueError(
@@ -193,7 +212,7 @@ class Advising:
 
     @cached_property
     def _batches(self) -> list[PromptBatch]:
-        return replace(self.evaluation, batch_size=1).batches
+        return replace(self.evaluation, batch_size=1).batches  # one prompt each
 
     @cached_property
     def _texts(self) -> list[dict[str, Tensor]]:
@@ -236,12 +255,12 @@ class Advising:
         keywords = self.evaluation.modes[0].keywords(self.models, 0)
         return {name: keywords[name] for name in ("do_sample", "temperature", "top_k", "top_p") if name in keywords}
 
-    def _costs(self, length: int) -> Costs:
-        gammas, repeats = (TIMED, 4) if self.tune else ((0, 1, 5, 16, 32), 1)
+    def _costs(self, length: int) -> list[Costs]:
+        gammas, repeats = (TIMED, 6) if self.tune else ((0, 1, 5, 16, 32), 3)
         mode = replace(KEEP_ALL, temperature=self.temperature, top_p=self.evaluation.modes[0].top_p)
-        return measure_costs(
+        return repeated_costs(
             self.models, self._batches[0].ids[0].tolist(), lengths=(length,), gammas=gammas, mode=mode, repeats=repeats,
-            track=lambda turns: self.track(turns, description="timing"),
+            rows=self.rows, track=lambda turns: self.track(turns, description="timing"),
         )  # fmt: skip
 
     def replay(self, mode: DecodingMode, rule: Acceptor) -> Replayed:
@@ -267,8 +286,13 @@ class Advising:
 
     def _ends(self, rule: Acceptor) -> dict[int | str, tuple[int, float]]:
         """Return how long a rule's drafts may be, and the bound that ends them, for each setting that is tried."""
-        auto = {} if self.temperature is not None else {AUTO: (LONGEST, rule.drafts_until)}
+        auto = {AUTO: (LONGEST, rule.drafts_until)} if self._ends_by_itself else {}
         return {gamma: (gamma, 0.0) for gamma in GAMMAS} | auto
+
+    @property
+    def _ends_by_itself(self) -> bool:
+        """Whether a text says where its drafts end: drawn ones end by what is drawn, and a batch waits for all rows."""
+        return self.temperature is None and self.rows == 1
 
     def dropout(self, paths: int) -> float:
         """Return one dropout for ``dropmatch`` on all prompts, found as a call does on its own."""
@@ -308,6 +332,7 @@ def advise(
     heads: Mapping[str, Head] | None = None,
     temperature: float | None = None,
     top_p: float = 1.0,
+    batch_size: int = 1,
     draft_cost: float | None = None,
     tune: bool = False,
     seed: int = 0,
@@ -319,8 +344,8 @@ def advise(
 
     The target answers the prompts. Each model reads the answers once, and every rule decides along them: a token that
     it keeps in place of the target's own counts as the target's. So rounds, kept tokens and the best draft length
-    follow for each rule, within some per cent of what its own runs show. The speed follows from rounds that are timed
-    here. Only the recommended rule runs, on four prompts, as a check.
+    follow for each rule. The speed follows from rounds that are timed here. Only the recommended rule and its
+    neighbours run, on eight prompts each, which corrects them.
 
     Parameters
     ----------
@@ -328,19 +353,21 @@ def advise(
         The models, which share the tokenizer.
     prompts
         A task, or texts or lists of token ids like those that the models will get; with a chat template, a text is the
-        user's turn. A dozen give intervals of about 3 %.
+        user's turn.
     modes
         ``"RULE[+RULE][@GAMMA][:KEY=VALUE…],…"``; the usual rules by default.
     gammas
         Draft lengths to show; each rule's best by default: a number or, greedily, auto, for drafts that end by default.
     limit, split
-        The number of prompts, 12 of a task by default, and the task's split.
+        The number of prompts, 12 or four batches of a task by default, and the task's split.
     max_new_tokens
         The longest answer; the task's by default, and 256 without one.
     heads
         Trained heads by the rule that uses them.
     temperature, top_p
         Of sampling, with no other warper; without a temperature, decoding is greedy.
+    batch_size
+        How many prompts are decoded together. A batch ends with its slowest row; prompts that fill none are left out.
     draft_cost
         The time of a drafted token as a share of a token of the target alone, for other hardware; measured by default.
     tune
@@ -377,6 +404,7 @@ def advise(
     models, folder = Models(target, draft, dict(heads or {}), tokenizer=tokenizer), None if out is None else Path(out)
     evaluation = target_alone(
         models, tokenizer, prompts, folder, limit=limit, split=split, max_new_tokens=max_new_tokens, seed=seed,
-        temperature=temperature, top_p=top_p, measure=measure,
+        temperature=temperature, top_p=top_p, measure=measure, batch_size=batch_size,
     )  # fmt: skip
-    return Advising(evaluation, modes or "", tuple(gammas), draft_cost, tune, out=folder, track=track).run()
+    evaluation = replace(evaluation, limit=len(evaluation.examples) // batch_size * batch_size or evaluation.limit)
+    return Advising(evaluation, modes or "", tuple(gammas), draft_cost, tune, batch_size, out=folder, track=track).run()

@@ -26,6 +26,7 @@ from ...drafting.vocabulary import vocabulary_of
 from ...models.processing import process
 from ...models.reading import ReadText, read_text, variant_states
 from ...models.target import TargetReader
+from ..costs import Costs
 from .text_logits import CHUNK, TextLogits
 
 REPLICATES = 8
@@ -51,6 +52,15 @@ class Walk:
     @property
     def rounds(self) -> np.ndarray:
         return self.sizes.sum(1)
+
+    @property
+    def diverged(self) -> np.ndarray:
+        """``(B,)`` the share of each text that follows its first other token, if those stand anywhere alike."""
+        return self.others / (self.others + 1)
+
+    def row_seconds(self, costs: Costs, length: float) -> np.ndarray:
+        """Return ``(B,)`` the seconds of the texts, without their prompts."""
+        return self.sizes @ [costs.round(size, length) for size in range(self.sizes.shape[1])]
 
 
 @dataclass(frozen=True, eq=False)

@@ -10,17 +10,21 @@ from safetensors.torch import load
 
 import hf_lossy_assist
 from hf_lossy_assist.drafting.draft_ends import LONGEST
-from hf_lossy_assist.errors import LossyValueError
+from hf_lossy_assist.errors import LossyUnsupportedError, LossyValueError
 from hf_lossy_assist.evaluation import evaluation
+from hf_lossy_assist.evaluation.advice import advising as advising_room
 from hf_lossy_assist.evaluation.advice.advice import Advice, Replayed
 from hf_lossy_assist.evaluation.advice.advising import Advising, target_alone
 from hf_lossy_assist.evaluation.advice.replay import Walk
+from hf_lossy_assist.evaluation.advice.speeds import Run, Speeds
 from hf_lossy_assist.evaluation.answers import AnswerStore, load_answers
 from hf_lossy_assist.evaluation.costs import Costs
 from hf_lossy_assist.evaluation.modes import EVERYTHING, DecodingMode
 from hf_lossy_assist.evaluation.requests import batches_of, run_request
+from tests.tiny_models import noisy_copy
 
 NOTHING = np.zeros(4)
+STEADY = Costs((1,), (0.0,), (0.0,), (0.1,), {1: (1.0,), 33: (1.0,)})
 
 
 def replayed(label: str, loss: float, **rounds: float) -> Replayed:
@@ -45,9 +49,9 @@ def advice() -> Advice:
         replayed("near", 0.01, g2=14.0, g8=6.0),
         replayed(EVERYTHING, 0.02, g8=4.5),
     ]
-    costs = Costs((1,), (0.0,), (0.0,), (0.1,), {1: (1.0,), 33: (1.0,)})
     keeping = {8: modes[-1].walks[8]}
-    return Advice(modes, np.full(4, 40.0), 1.0, costs, 0.9, lambda share: keeping, {"do_sample": True})
+    speeds = Speeds(np.full(4, 40.0), 1.0, STEADY, (STEADY, STEADY))
+    return Advice(modes, speeds, 0.9, lambda share: keeping, {"do_sample": True})
 
 
 def test_everything_is_recommended_only_by_its_name(advice):
@@ -59,12 +63,90 @@ def test_a_faster_rule_that_loses_nothing_is_of_the_front(advice):
     assert [row.mode for row in advice.front] == ["exact", "near"]
 
 
+def test_where_drafting_does_not_pay_the_target_alone_is_recommended(advice, tmp_path):
+    """A drafted token that takes longer than one of the target: eight of them cost more than they can bring."""
+    dear = advice.with_draft_cost(2.0)
+    best = dear.best()
+    assert (best.row, best.settings, str(best)) == (None, {"do_sample": True}, "plain, without a draft")
+    assert "drafting does not pay" in " ".join(dear.said)
+    assert dear.said[-1] == "Recommended for speed: plain, without a draft."
+    assert dear.entry["recommended"] == "plain, without a draft"
+    assert dear.best("near").row.mode == "near"
+    assert advice.best().row.times_alone > 1
+
+
+def test_nothing_is_recommended_where_repeats_differ(advice):
+    torn = replace(advice, speeds=replace(advice.speeds, repeats=(STEADY, replace(STEADY, drafted=(0.2,)))))
+    with pytest.raises(LossyUnsupportedError, match="a drafted token took 100 to 200 ms"):
+        torn.best()
+    assert torn.best("near").row.mode == "near"
+    assert "a drafted token took 100 to 200 ms" in torn.said[0]
+    assert "evaluate" not in torn.next_step
+    assert (torn.entry["steady"], torn.entry["recommended"]) == (False, None)
+    assert (advice.entry["steady"], advice.entry["recommended"]) == (True, "near@8")
+
+
+def test_contenders_are_the_fastest_setting_and_its_neighbours(advice):
+    assert [(row.mode, row.gamma) for row in advice.contenders] == [("exact", 5), ("near", 8)]
+    bold = [replayed(f"bold{i}", 0.1 + i, g8=5.5 - i / 10) for i in range(3)]
+    wide = replace(advice, replayed=[*advice.replayed, *bold])
+    assert [row.mode for row in wide.contenders] == ["exact", "near", "bold0"]
+    alone = replace(advice, replayed=[advice.replayed[0], advice.replayed[-1]])
+    assert alone.contenders == ()
+
+
+@pytest.fixture
+def steady(monkeypatch):
+    """Let every repeat see the same times, whatever the machine is doing."""
+    monkeypatch.setattr(Advising, "_costs", lambda self, length: [STEADY] * 3)
+
+
+def test_contenders_run_and_correct_their_rows(models, tokenizer, steady, tmp_path):
+    noisy = replace(models, draft=noisy_copy(models.target, 0.2))
+    answers = target_alone(noisy, tokenizer, [[1, 5, 9], [1, 7, 3], [1, 2, 2]], max_new_tokens=20)
+    advising = Advising(answers, "typical,topk,margin", (4,), guard=2, out=tmp_path)
+    advice = advising.run()
+    assert {(run.mode, run.gamma) for run in advice.runs} >= {(row.mode, row.gamma) for row in advice.contenders}
+    assert advice.runs
+    for run in advice.runs:
+        mode = next(mode for mode, _ in advising.rules if mode.label == run.mode)
+        seen = [run_request(noisy, replace(mode, gamma=run.gamma), batch, 20) for batch in answers.batches[:2]]
+        assert run.rounds.tolist() == [one.work[0][0] for one in seen]
+        assert next(row for row in advice.rows if row.mode == run.mode).ran == 2
+    best = advice.best()
+    assert best.row.times_alone > 1
+    assert DecodingMode.stored(str(tmp_path)).config == best.mode.config
+    assert {row.ran for row in replace(advice, runs=()).rows} == {0}
+
+
+def test_batches_are_timed_and_run_as_batches(models, tokenizer, monkeypatch):
+    given = {}
+
+    def timed(*arguments, rows, **others):
+        given["rows"] = rows
+        return [STEADY] * 3
+
+    monkeypatch.setattr(advising_room, "repeated_costs", timed)
+    prompts = [[1, 5, 9], [1, 7, 3], [1, 2, 2], [1, 4], [1, 6, 6]]
+    advice = hf_lossy_assist.advise(
+        models.target, models.draft, tokenizer, prompts, modes="topk@4", batch_size=2, max_new_tokens=12
+    )
+    assert given == {"rows": 2}
+    assert len(advice.tokens) == 4  # the fifth prompt fills no batch
+    assert "auto" not in advice.replayed[0].walks
+    assert "A batch goes on until its slowest row has ended" in str(advice)
+    assert advice.next_step.endswith("--batch-size 2")
+    assert advice.entry["costs"]["rows"] == 2
+    own = advice.replayed[0].walks[4]
+    assert advice.speeds.seconds(own).tolist() == own.row_seconds(STEADY, 1).reshape(2, 2).max(1).tolist()
+
+
 def test_other_costs_leave_the_setting_that_ran(advice):
-    ran = replace(advice, seen={"setting": "near@8", "prompts": 4, "tokens_per_call": 6.5, "predicted": 6.7})
+    ran = replace(advice, runs=[Run("near", 8, np.full(2, 39.0), np.full(2, 6.0), np.full(2, 48.0))])
     elsewhere = ran.with_draft_cost(0.9)
     assert elsewhere.best().row.gamma == 2 != advice.best().row.gamma
-    assert ran.said[-1] == elsewhere.said[-1]
-    assert ran.said[-1].startswith("near@8 ran on 4 of the prompts: 6.50 tokens per call, predicted 6.70.")
+    assert ran.said[-2] == elsewhere.said[-2]
+    assert ran.said[-2].startswith("near@8 ran on 2 of the prompts: 6.50 tokens per call, predicted 6.67.")
 
 
 def test_a_given_draft_cost_is_of_all_that_is_written(models, tokenizer, tmp_path):
@@ -136,7 +218,8 @@ def test_tokens_that_a_text_does_not_tell_stand_beside_it(models, tokenizer, tmp
 
 @pytest.mark.parametrize(("given", "said"), [
     ({"draft_cost": -1}, "`draft_cost` has to be a number above 0"),
-    ({"modes": "min_p@auto", "temperature": 1.0}, "'min_p@auto', but drawn drafts are replayed with a number"),
+    ({"modes": "min_p@auto", "temperature": 1.0}, "'min_p@auto', but drawn drafts, and those of batches, are replayed"),
+    ({"rows": 2}, "`batch_size` has to be at most half the number of prompts, 1, but is 2"),
 ])  # fmt: skip
 def test_wrong_arguments_are_refused_before_any_forward(models, tokenizer, monkeypatch, given, said):
     monkeypatch.setattr(Advising, "laws", None)

@@ -1,0 +1,136 @@
+"""Ratios of speeds, and where those of other prompts lie: made-up costs, walks and runs."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from hf_lossy_assist.evaluation.advice import speeds as room
+from hf_lossy_assist.evaluation.advice.replay import Walk
+from hf_lossy_assist.evaluation.advice.speeds import DRIFT, Run, Speeds
+from hf_lossy_assist.evaluation.costs import Costs, merged
+
+
+def costs(token: float = 0.1, **read: float) -> Costs:
+    """Return costs such as ``r1=1.0, r6=1.5``, of a target that reads so many tokens."""
+    return Costs((1,), (0.0,), (0.0,), (token,), {int(n[1:]): (x,) for n, x in read.items()})
+
+
+FLAT = costs(r1=1.0, r33=1.0)
+
+
+def walk(rounds, gamma: int, others: float = 0.0) -> Walk:
+    rounds = np.array(rounds, dtype=float)
+    nothing = np.zeros(len(rounds))
+    return Walk(gamma, rounds[:, None] * np.eye(gamma + 1)[gamma], nothing, nothing + others, nothing, nothing)
+
+
+def speeds(tokens=(40, 40, 40, 40), repeats=(), used: Costs | None = None, **others) -> Speeds:
+    return Speeds(np.array(tokens, dtype=float), 1.0, used or merged(repeats or [FLAT]), repeats, **others)
+
+
+@pytest.mark.parametrize("gamma", [1, 5])
+def test_no_round_emits_more_than_a_token_more_than_it_drafts(gamma):
+    """A target that was busy while it read one token: its time would make γ = 1 worth 2.69 and more."""
+    busy = [costs(0.05, r1=3.0, r2=1.0, r6=1.1)] * 3
+    perfect = walk([40 / (gamma + 1)] * 4, gamma)
+    found = speeds(repeats=busy)
+    assert 1 <= found.times(perfect, found.alone)[0] <= gamma + 1
+    given = speeds(used=busy[0])  # costs that fall, which no timing here returns
+    assert given.times(perfect, given.alone) == (gamma + 1,) * 3
+
+
+def test_what_repeats_differ_by_is_in_the_interval():
+    """Three repeats: by hand, the mean's t interval of the logarithms of the three ratios."""
+    repeats = [costs(0.1, r1=1.0, r6=x) for x in (1.0, 1.1, 1.2)]
+    found, own = speeds(repeats=repeats), walk([10.0] * 4, 5)
+    times, low, high = found.times(own, found.alone)
+    logs = np.log([40 / (10 * (x + 0.5)) for x in (1.0, 1.1, 1.2)])
+    assert times == pytest.approx(math.exp(logs[1]))
+    half = 4.302653 * logs.std(ddof=1) / 3**0.5  # Student's t with two degrees of freedom
+    assert (math.log(times / low), math.log(high / times)) == pytest.approx((half, half), rel=1e-3)
+    quiet = speeds(repeats=[repeats[1]] * 3)
+    assert quiet.times(own, quiet.alone) == pytest.approx((times,) * 3)
+
+
+@pytest.mark.parametrize(("repeats", "steady"), [
+    ([FLAT], True),
+    ([FLAT, costs(0.12, r1=1.0, r33=1.2), costs(0.11, r1=1.2, r33=1.1)], True),
+    ([FLAT, costs(r1=1.0, r33=1.3)], False),
+    ([FLAT, costs(0.2, r1=1.0, r33=1.0)], False),
+])  # fmt: skip
+def test_a_machine_is_steady_if_its_repeats_agree(repeats, steady):
+    found = speeds(repeats=repeats)
+    assert found.steady is steady
+    if not steady:
+        assert ("a drafted token took 100 to 200 ms" if repeats[1].drafted[0] == 0.2 else "33 tokens") in found.spread[
+            1
+        ]
+
+
+def test_prompts_count_twice():
+    """Ratios of 12 made-up prompts: those of 12 others lie inside in 92 to 98 % of 1,000 cases."""
+    draw, inside = np.random.default_rng(0), 0
+    for _ in range(1000):
+        base, other = draw.normal(10, 1.0, (2, 12)), draw.normal(8, 1.0, (2, 12))
+        found = speeds([40] * 12)
+        _, low, high = found.times(walk(other[0], 5), walk(base[0], 5))
+        inside += low <= base[1].sum() / other[1].sum() <= high
+    assert 0.92 <= inside / 1000 <= 0.98
+
+
+def test_what_leaves_the_target_s_text_is_less_sure():
+    """One other token in each text: half of it follows, as one more draw, and drifts."""
+    found, rounds = speeds(), [9.0, 10.0, 11.0, 10.0]
+    own, base = (walk(rounds, 5, others) for others in (1.0, 0.0))
+    assert found.times(base, walk(rounds, 5))[1:] == pytest.approx((1, 1))
+    times, low, high = found.times(own, base)
+    assert times == pytest.approx(1)
+    variance = np.var(np.log(40 / (40 - np.array(rounds)))) * 3  # the jackknife's, of the sum of rounds
+    assert high == pytest.approx(1 / low)
+    assert math.log(high) > 1.96 * math.sqrt(DRIFT**2 / 2 + variance / 2)
+    drawn = replace(found, sampled=True)
+    assert drawn.times(own, base)[1] < low
+    assert drawn.times(walk(rounds, 5), base)[1] < 1  # lossless texts are drawn anew, too
+
+
+def run(rounds, tokens=40.0) -> Run:
+    rounds = np.array(rounds, dtype=float)
+    return Run("near", 5, np.full(len(rounds), tokens), rounds, 5 * rounds)
+
+
+def test_a_run_corrects_what_a_replay_predicts(monkeypatch):
+    """Runs that agree count in full; those that do not, by their precision. None corrects what can't drift."""
+    found, base, own = speeds(), walk([12.0] * 4, 5), walk([10.0] * 4, 5, 1.0)
+    plain = found.times(own, base)
+    assert plain[0] == pytest.approx(1.2)
+    sure = found.times(own, base, (run([8.0, 8.0]), own))
+    assert sure == pytest.approx((1.5, 1.5, 1.5))
+    torn = found.times(own, base, (run([6.0, 12.0]), own))
+    assert 1.2 < torn[0] < 1.2 * 20 / 18
+    assert torn[1] < torn[0] < torn[2]
+    assert torn[2] / torn[0] < plain[2] / plain[0], "a run never widens what is known"
+    exact = walk([10.0] * 4, 5)
+    assert found.times(exact, base, (run([8.0, 8.0]), exact))[0] == pytest.approx(1.2)
+    monkeypatch.setattr(room, "DRIFT", 10.0)
+    assert found.times(own, base, (run([8.0, 8.4]), own))[0] == pytest.approx(1.2 * 20 / 16.4, rel=1e-3)
+
+
+def test_a_batch_takes_as_long_as_its_slowest_row():
+    found = speeds((10, 40, 30, 20), rows=2)
+    assert found.seconds(found.alone).tolist() == [40, 30]
+    own = walk([5, 10, 8, 9], 3)
+    assert found.seconds(own) == pytest.approx([10 * 1.3, 9 * 1.3])
+    assert found.times(own, found.alone)[0] == pytest.approx(70 / (19 * 1.3))
+    assert found.per_second(found.alone) == pytest.approx(100 / 70)
+    together = Run("near", 3, np.array([12.0, 38.0]), np.array([4.0, 10.0]), np.array([12.0, 30.0]))
+    assert found.seconds(together) == pytest.approx([13.0])
+
+
+def test_other_hardware_has_other_repeats_too():
+    found = speeds(repeats=[FLAT, costs(0.2, r1=1.1, r33=1.1)]).with_draft_cost(0.5)
+    assert [one.drafted for one in (found.costs, *found.repeats)] == [(0.525,), (0.5,), (0.55,)]
+    assert found.steady
