@@ -194,6 +194,8 @@ def _load(target: PreTrainedModel) -> Mtp:
         wrong += [f"{name} (missing)" for name, x in own.items() if x is None]
         if not wrong:
             head.load_state_dict(own, strict=False)
+            for part in (head.enorm, head.hnorm, head.eh_proj):
+                part.to(target.dtype)
     except (AttributeError, RuntimeError, TypeError, ValueError) as error:  # a family of another build
         raise LossyUnsupportedError(
             f"`use_mtp` is set, but the MTP layer in {source!r} is no layer like those of {kind} ({error}); {_REMEDY}"
