@@ -14,7 +14,6 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from hf_lossy_assist.drafting.mtp import Mtp, mtp_of
-from tests.families import family
 from tests.tiny_models import VOCAB, prompt
 
 _SIZES = {
@@ -24,7 +23,6 @@ _SIZES = {
 }  # fmt: skip
 _EXPERTS = {
     "moe_intermediate_size": 16, "n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1,
-    "first_k_dense_replace": 1,
 }  # fmt: skip
 _HYBRID = {
     "head_dim": 8, "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 8,
@@ -40,13 +38,18 @@ def _made(name: str, seed: int, **values) -> PreTrainedModel:
 
 def _deepseek(seed: int) -> PreTrainedModel:
     return _made(
-        "DeepseekV3", seed, **_EXPERTS, num_key_value_heads=4, kv_lora_rank=16, q_lora_rank=16, qk_rope_head_dim=8,
-        qk_nope_head_dim=8, v_head_dim=8,
+        "DeepseekV3", seed, **_EXPERTS, **{"num_key_value_heads": 4, "first_k_dense_replace": 0}, kv_lora_rank=16,
+        q_lora_rank=16, qk_rope_head_dim=8, qk_nope_head_dim=8, v_head_dim=8,
     )  # fmt: skip
 
 
 def _qwen_moe(name: str) -> Callable[[int], PreTrainedModel]:
-    sizes = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "shared_expert_intermediate_size": 24}
+    sizes = {
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 24,
+        "shared_expert_intermediate_size": 24,
+    }
     return lambda seed: _made(name, seed, **_HYBRID, **sizes)
 
 
@@ -63,7 +66,8 @@ _QWEN = ("mtp.layers.0.", {
     "enorm": "mtp.pre_fc_norm_embedding", "hnorm": "mtp.pre_fc_norm_hidden", "eh_proj": "mtp.fc", "norm": "mtp.norm",
 })  # fmt: skip
 _DEEPSEEK = ("model.layers.2.", {
-    **{name: f"model.layers.2.{name}" for name in ("enorm", "hnorm", "eh_proj")}, "norm": "model.layers.2.shared_head.norm",
+    name: f"model.layers.2.{theirs}"
+    for name, theirs in {"enorm": "enorm", "hnorm": "hnorm", "eh_proj": "eh_proj", "norm": "shared_head.norm"}.items()
 })  # fmt: skip
 _MIMO = ("model.mtp_layers.0.", {
     name: f"model.mtp_layers.0.{theirs}"
@@ -78,9 +82,11 @@ FAMILIES = {
     "qwen3_5_moe": Family(_qwen_moe("Qwen3_5Moe"), *_QWEN),
     "mimo": Family(lambda seed: _made("Qwen2", seed), *_MIMO),
     "deepseek_v3": Family(_deepseek, *_DEEPSEEK),
-    "glm4_moe": Family(lambda seed: _made("Glm4Moe", seed, **_EXPERTS, head_dim=8, use_qk_norm=True), *_DEEPSEEK),
+    "glm4_moe": Family(
+        lambda seed: _made("Glm4Moe", seed, **_EXPERTS, first_k_dense_replace=1, head_dim=8, use_qk_norm=True),
+        *_DEEPSEEK,
+    ),
 }
-RECURRENT = ("qwen3_next", "qwen3_5", "qwen3_5_moe")
 
 
 def write(name: str, folder: Path, seed: int = 0, shards: bool = False) -> Path:

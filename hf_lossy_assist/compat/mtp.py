@@ -55,5 +55,7 @@ def one_layer_decoder(model: PreTrainedModel, weights: Mapping[str, Tensor]) -> 
         output_loading_info=True,
     )
     own.config.vocab_size = size
-    wrong = (f"{name} ({kind.removesuffix('_keys')})" for kind in found if kind.endswith("_keys") for name in found[kind])
+    wrong = (
+        f"{name} ({kind.removesuffix('_keys')})" for kind in found if kind.endswith("_keys") for name in found[kind]
+    )
     return own, sorted(wrong)

@@ -29,7 +29,7 @@ from .state_head import StateHead
 
 
 class Eagle3Drafter(ModelDrafter):
-    """Drafts with a head on the target's states: one forward over the target's new states per round, then one per token.
+    """Drafts with a head on the target's states: a forward over what a round has committed, then one per token.
 
     The first round has no draft, because there are no states yet. ``returned`` says that the target's outputs have the
     states.

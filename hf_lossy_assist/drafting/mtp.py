@@ -221,7 +221,7 @@ def _weights(target: PreTrainedModel) -> tuple[MtpNames, dict[str, Tensor]]:
     try:
         for path in _files(source, commit, depth):
             with safe_open(path, framework="pt") as file:
-                for name in file.keys():  # noqa: SIM118: it is no dictionary
+                for name in file.keys():  # noqa: SIM118
                     for names, tensors in zip(NAMES, found, strict=True):
                         if ours := names.read(name, depth):
                             tensors[ours] = file.get_tensor(name)

@@ -44,7 +44,7 @@ class StateHead(nn.Module, ABC):
     def layers_of(self, target: PreTrainedModel) -> tuple[int, ...]:
         """Return which of a target's states it reads.
 
-        i is the state that enters layer i, and n = ``num_hidden_layers`` what leaves them all; n + 1 is that one normed.
+        i is the state that enters layer i, and n = ``num_hidden_layers`` what leaves the last; n + 1 is that, normed.
         """
 
     @abstractmethod

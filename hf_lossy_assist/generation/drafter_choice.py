@@ -85,9 +85,9 @@ class DrafterChoice:
         if (layers := options.pop("assistant_early_exit", None)) is not None:
             assistant = first_layers(target, layers)
         options = {name: value for name, value in options.items() if value}
-        if set(options) == {"use_mtp"} and generator is None and assistant is None:
-            if not compat.several_or_sliding_mtp(target):
-                options, assistant = {}, mtp_of(target)
+        only_mtp = set(options) == {"use_mtp"} and assistant is None and generator is None
+        if only_mtp and not compat.several_or_sliding_mtp(target):
+            options, assistant = {}, mtp_of(target)
         special = bool(options.get("speculation_type") or options.get("use_mtp"))
         special = special or compat.drafts_from_target_states(assistant)
         ours = assistant is not None and generator is None and not special
@@ -155,8 +155,8 @@ class DrafterChoice:
             self.assistant_model.check(self.target)
             if "draft_hidden" in rule.needs:
                 raise LossyUnsupportedError(
-                    f"the rule {name!r} reads the states of a draft model, but {self.assistant_model.title} drafts, which "
-                    "has none; pass a draft model"
+                    f"the rule {name!r} reads the states of a draft model, but {self.assistant_model.title} drafts, "
+                    "which has none; pass a draft model"
                 )
         elif self.translation is not None:
             check_decoder(self.assistant_model)

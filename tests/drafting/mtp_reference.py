@@ -24,9 +24,9 @@ class Reference:
     def logits(self, target, text: Tensor, drafted: Tensor) -> Tensor:
         """``(n, V)`` logits of drafted tokens ``(n,)`` after a text ``(L,)``."""
         states = target.get_decoder()(text[None, :-1], use_cache=False).last_hidden_state[0]
-        tokens, rows = torch.cat([text, drafted]), []
+        tokens, rows, out = torch.cat([text, drafted]), [], states[:0]
         for _ in range(len(drafted)):
-            states = torch.cat([states, out[-1:]]) if rows else states
+            states = torch.cat([states, out[-1:]])
             out = self._layer(states, embedding(tokens[1 : len(states) + 1], self.weights["model.embed_tokens.weight"]))
             rows.append(linear(out[-1], self.weights["lm_head.weight"]))
         return torch.stack(rows)
