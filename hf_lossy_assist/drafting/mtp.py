@@ -118,7 +118,7 @@ class Mtp(StateHead):
 
     def tie(self, target: PreTrainedModel) -> None:
         """Follow a target's LM head, device and type. Neither the target nor its head becomes a part of the layer."""
-        self._lm_head = (target.get_output_embeddings(),)
+        self._target, self._lm_head = weakref.ref(target), (target.get_output_embeddings(),)
         last = next(target.get_decoder().layers[-1].parameters())
         device = compat.device_of(target) if last.is_meta else last.device
         if (self.device, self.dtype) != (device, target.dtype):
@@ -129,13 +129,16 @@ class Mtp(StateHead):
         return self._lm_head[0]
 
     def check(self, target: PreTrainedModel) -> None:
-        if self._lm_head[0] is not target.get_output_embeddings():
+        if self._target() is not target:
             raise LossyValueError(
                 "`assistant_model` is the MTP layer of another model; pass `use_mtp=True`, which takes the target's own"
             )
+        self.tie(target)
         self.embeddings(target)
 
     def layers_of(self, target: PreTrainedModel) -> tuple[int, ...]:
+        # Normed, as the layer's own output is: measured by others, states before the norm cost acceptance
+        # (vllm-project/vllm 47448, ggml-org/llama.cpp 24025).
         return (target.config.get_text_config(decoder=True).num_hidden_layers + 1,)
 
     def vocabulary(self, target: PreTrainedModel) -> SameVocabulary:
