@@ -56,6 +56,7 @@ class Eagle3Drafter(ModelDrafter):
         )
 
     def propose(self, ids: Tensor, layout: Texts, remaining: Sequence[int]) -> Draft:
+        self.states.listen()
         return super().propose(ids, layout, remaining) if self.runner.seen else Draft.empty(ids)
 
     def observe(self, commit: Commit) -> None:
@@ -189,6 +190,9 @@ def embedded(ids: Tensor, embeddings: Tensor, device: torch.device) -> Tensor:
 class ReturnedStates:
     """Reads the states that a forward over a static cache returns."""
 
+    def listen(self) -> None:
+        return
+
     def pop(self, outputs: Any) -> Tensor:
         return torch.cat(outputs.hidden_states, dim=-1)
 
@@ -211,31 +215,37 @@ class LayerStates:
         self._left = {depth: self._entered[-1]} if found else {}
         self._left[depth + 1] = model.get_decoder()
         self._layers = tuple(layers)
-        self._read: dict[int, list[Tensor]] = {}
+        self._read: dict[int, list[Tensor]] | None = None
+
+    def listen(self) -> None:
+        """Keep the states of the forwards until the next pop; others may be over another row of the batch."""
+        self._read = {}
 
     def pop(self, outputs: Any = None) -> Tensor:
-        """Return ``(B, S, k·d)`` the states of this thread's forwards since the last pop, side by side."""
-        read = {i: states[0] if len(states) == 1 else torch.cat(states, dim=1) for i, states in self._read.items()}
-        self._read.clear()
-        states = [read[i] for i in self._layers]
+        """Return ``(B, S, k·d)`` the states of this thread's forwards since it listens, side by side."""
+        read, self._read = self._read, None
+        states = [read[i][0] if len(read[i]) == 1 else torch.cat(read[i], dim=1) for i in self._layers]
         return torch.cat([state.to(states[0].device) for state in states], dim=-1)
 
     @contextmanager
     def watched(self) -> Iterator[None]:
         """Inside the block, keep the states of this thread's forwards."""
         thread, handles = threading.get_ident(), []
+        self.listen()
+
+        def keep(i: int, state: Tensor) -> None:
+            if self._read is not None and threading.get_ident() == thread:
+                self._read.setdefault(i, []).append(state)
 
         def entering(i: int) -> Any:
             def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-                if threading.get_ident() == thread:
-                    self._read.setdefault(i, []).append(args[0] if args else kwargs["hidden_states"])
+                keep(i, args[0] if args else kwargs["hidden_states"])
 
             return hook
 
         def leaving(i: int) -> Any:
             def hook(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-                if threading.get_ident() == thread:
-                    self._read.setdefault(i, []).append(output if isinstance(output, Tensor) else output[0])
+                keep(i, output if isinstance(output, Tensor) else output[0])
 
             return hook
 
@@ -249,4 +259,4 @@ class LayerStates:
         finally:
             for handle in handles:
                 handle.remove()
-            self._read.clear()
+            self._read = None

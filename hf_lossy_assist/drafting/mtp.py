@@ -180,7 +180,8 @@ def mtp_of(target: PreTrainedModel) -> Mtp:
     """
     with _lock:
         if target not in _loaded:
-            _loaded[target] = _load(target)
+            with torch.random.fork_rng(devices=[]):  # a first call draws as later ones do
+                _loaded[target] = _load(target)
         head = _loaded[target]
     head.tie(target)
     return head

@@ -82,7 +82,8 @@ def test_every_draft_is_what_the_checkpoint_s_tensors_say(name, replay, checkpoi
     reference = Reference(weights, FAMILIES[name], target.config)
     # The rule reads q and keeps any token, so states come after drafts that were kept and after others.
     rule = {"lossy_mode": ["lossless", "fsd"], "lossy_config": {"fsd": {"threshold": 0.3}}, "num_assistant_tokens": 3}
-    for inputs in ({"input_ids": prompt(12)}, cut((7, 4))):
+    in_turns = {"stopping_criteria": [lambda ids, scores: torch.zeros(len(ids), dtype=torch.bool)]}
+    for inputs in ({"input_ids": prompt(12)}, cut((7, 4)), cut((7, 4)) | in_turns):
         target.generate(**inputs, use_mtp=True, **rule, do_sample=False, max_new_tokens=16, eos_token_id=None)
     assert len(drafts) > 10
     assert 3 in {len(tokens) for _, tokens, _ in drafts}
@@ -178,10 +179,12 @@ def test_rules_decide_its_drafts(rule, made):
 def test_a_layer_is_read_once_and_freed_with_its_target(tmp_path, monkeypatch):
     target, reads, read = loaded(write("mimo", tmp_path)), [], mtp._files
     monkeypatch.setattr(mtp, "_files", lambda *args: reads.append(args) or read(*args))
-    for inputs in ({"input_ids": prompt()}, cut()):
-        for _ in range(2):
-            target.generate(**inputs, **OURS, max_new_tokens=4)
+    texts = []
+    for inputs in ({"input_ids": prompt()}, cut()) * 2:
+        torch.manual_seed(0)
+        texts.append(target.generate(**inputs, **OURS, do_sample=True, max_new_tokens=4).tolist())
     assert len(reads) == 1
+    assert texts[:2] == texts[2:]  # reading draws no random numbers
     refs = [weakref.ref(x) for x in (target, mtp.mtp_of(target), mtp.mtp_of(target).eh_proj.weight)]
     del target
     gc.collect()
