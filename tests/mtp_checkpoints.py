@@ -93,12 +93,7 @@ def write(name: str, folder: Path, seed: int = 0, shards: bool = False) -> Path:
     """Write a checkpoint; its MTP layer has the weights of another model's last one."""
     family = FAMILIES[name]
     weights = saved(family.make(seed), folder)
-    donor = saved(family.make(seed + 1), folder / "donor")
-    generator, width = torch.Generator().manual_seed(seed), _SIZES["hidden_size"]
-    mtp = {family.layer + key.removeprefix("model.layers.1."): x for key, x in donor.items() if ".layers.1." in key}
-    for part, theirs in family.parts.items():
-        shape = (width, 2 * width) if part == "eh_proj" else (width,)
-        mtp[f"{theirs}.weight"] = torch.randn(shape, generator=generator) * 0.3
+    mtp = layer(family, saved(family.make(seed + 1), folder / "donor"), seed)
     if name in ("deepseek_v3", "glm4_moe"):  # copies of the target's, as their checkpoints have them
         mtp[f"{family.layer}embed_tokens.weight"] = weights["model.embed_tokens.weight"].clone()
         mtp[f"{family.layer}shared_head.head.weight"] = weights["lm_head.weight"].clone()
@@ -111,6 +106,16 @@ def write(name: str, folder: Path, seed: int = 0, shards: bool = False) -> Path:
     places = dict.fromkeys(weights, "a.safetensors") | dict.fromkeys(mtp, "b.safetensors")
     (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": places}))
     return folder
+
+
+def layer(family: Family, donor: Mapping[str, Tensor], seed: int = 0) -> dict[str, Tensor]:
+    """Return the tensors of an MTP layer, with the weights of a donor's second layer."""
+    generator, width = torch.Generator().manual_seed(seed), _SIZES["hidden_size"]
+    mtp = {family.layer + key.partition(".layers.1.")[2]: x.clone() for key, x in donor.items() if ".layers.1." in key}
+    for part, theirs in family.parts.items():
+        shape = (width, 2 * width) if part == "eh_proj" else (width,)
+        mtp[f"{theirs}.weight"] = torch.randn(shape, generator=generator) * 0.3
+    return mtp
 
 
 def saved(model: PreTrainedModel, folder: Path) -> dict[str, Tensor]:

@@ -15,6 +15,7 @@ from ..core.texts import RowShift
 from ..models.static.cache_slot import StaticCacheSlot
 from ..models.static.fixed_runner import FixedRunner, Prepare, TokenChoice, WholeDraft, chained
 from ..models.static.forwards import DecoderForward, FixedForward, shallow
+from ..models.static.graphs import weights_of
 from .eagle3_drafter import Eagle3Forwards, embedded
 from .state_head import StateHead
 from .vocabulary import vocabulary_sizes
@@ -31,7 +32,7 @@ class StaticEagle3Forwards(FixedRunner, Eagle3Forwards):
         self._eager = self._around(self._body(True))
 
     def _kind(self, of_tree: bool) -> Hashable:
-        return self._size, self.embeddings.data_ptr(), id(self.model.get_output_embeddings())
+        return self._size, self.embeddings.data_ptr(), weights_of(self.model.get_output_embeddings())
 
     def _body(self, decorated: bool) -> Callable[..., tuple[Tensor, ...]]:
         head = shallow(self.model)  # of the head itself a graph would be a reference, which keeps it for ever

@@ -20,7 +20,8 @@ from hf_lossy_assist.drafting.eagle3_drafter import Eagle3Drafter
 from hf_lossy_assist.models import recurrent
 from tests.acceptors.fixtures import chi_square_p
 from tests.drafting.mtp_reference import Reference
-from tests.mtp_checkpoints import FAMILIES, loaded, prompts, taught, write
+from tests.mtp_checkpoints import FAMILIES, layer, loaded, prompts, saved, taught, write
+from tests.multimodal_models import asked
 from tests.parity import assert_lossless, assert_same_rows, assert_same_text
 from tests.tiny_models import VOCAB, prompt, tiny
 
@@ -200,12 +201,28 @@ def test_it_follows_the_target_s_type_and_head(tmp_path):
     assert mtp.mtp_of(target).dtype == torch.float32
 
 
-def test_checkpoints_in_several_files_and_models_that_see_images_keep_it_elsewhere(tmp_path, drafts):
+def test_a_checkpoint_may_be_in_several_files(tmp_path, drafts):
     whole, parts = (loaded(write("qwen3_5", tmp_path / str(x), shards=x)) for x in (False, True))
     for target in (whole, parts):
         target.generate(prompt(), **OURS, do_sample=False, max_new_tokens=12, eos_token_id=None)
     half = len(drafts) // 2
     assert half > 2
+    assert [x[1].tolist() for x in drafts[:half]] == [x[1].tolist() for x in drafts[half:]]
+
+
+def test_a_target_that_sees_images_has_the_layer_of_its_language_model(tmp_path, drafts):
+    model, inputs = asked("qwen3_5")
+    weights = saved(model.float(), tmp_path)
+    save_file(weights | layer(FAMILIES["qwen3_5"], weights), tmp_path / "model.safetensors", metadata={"format": "pt"})
+    target = type(model).from_pretrained(tmp_path, dtype=torch.float32).eval()
+    drafting = {"use_mtp": True, "num_assistant_tokens": 2}
+    inputs = {name: x.float() if x.is_floating_point() else x for name, x in inputs.items()}
+    assert_lossless(target, drafting, **GREEDY, **inputs, eos_token_id=None)
+    assert len(drafts) > 10
+    drafts.clear()
+    for alone in (target, loaded(tmp_path)):
+        assert_lossless(alone, drafting, **GREEDY, input_ids=prompt() % 60, eos_token_id=None)
+    half = len(drafts) // 2
     assert [x[1].tolist() for x in drafts[:half]] == [x[1].tolist() for x in drafts[half:]]
 
 
