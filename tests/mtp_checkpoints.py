@@ -36,28 +36,28 @@ def _made(name: str, seed: int, **values) -> PreTrainedModel:
     return getattr(transformers, f"{name}ForCausalLM")(config(**_SIZES | values)).eval()
 
 
-def _deepseek(seed: int) -> PreTrainedModel:
+def _deepseek(seed: int, **values) -> PreTrainedModel:
     return _made(
         "DeepseekV3", seed, **_EXPERTS, **{"num_key_value_heads": 4, "first_k_dense_replace": 0}, kv_lora_rank=16,
-        q_lora_rank=16, qk_rope_head_dim=8, qk_nope_head_dim=8, v_head_dim=8,
+        q_lora_rank=16, qk_rope_head_dim=8, qk_nope_head_dim=8, v_head_dim=8, **values,
     )  # fmt: skip
 
 
-def _qwen_moe(name: str) -> Callable[[int], PreTrainedModel]:
+def _qwen_moe(name: str) -> Callable[..., PreTrainedModel]:
     sizes = {
         "num_experts": 4,
         "num_experts_per_tok": 2,
         "moe_intermediate_size": 24,
         "shared_expert_intermediate_size": 24,
     }
-    return lambda seed: _made(name, seed, **_HYBRID, **sizes)
+    return lambda seed, **values: _made(name, seed, **_HYBRID, **sizes, **values)
 
 
 @dataclass(frozen=True)
 class Family:
     """How a tiny target is made, and what its checkpoints call the parts of the MTP layer."""
 
-    make: Callable[[int], PreTrainedModel]
+    make: Callable[..., PreTrainedModel]
     layer: str
     parts: Mapping[str, str]  # enorm, hnorm, eh_proj, norm
 
@@ -78,22 +78,24 @@ _MIMO = ("model.mtp_layers.0.", {
 
 FAMILIES = {
     "qwen3_next": Family(_qwen_moe("Qwen3Next"), *_QWEN),
-    "qwen3_5": Family(lambda seed: _made("Qwen3_5", seed, **_HYBRID), *_QWEN),
+    "qwen3_5": Family(lambda seed, **values: _made("Qwen3_5", seed, **_HYBRID, **values), *_QWEN),
     "qwen3_5_moe": Family(_qwen_moe("Qwen3_5Moe"), *_QWEN),
-    "mimo": Family(lambda seed: _made("Qwen2", seed), *_MIMO),
+    "mimo": Family(lambda seed, **values: _made("Qwen2", seed, **values), *_MIMO),
     "deepseek_v3": Family(_deepseek, *_DEEPSEEK),
     "glm4_moe": Family(
-        lambda seed: _made("Glm4Moe", seed, **_EXPERTS, first_k_dense_replace=1, head_dim=8, use_qk_norm=True),
+        lambda seed, **values: _made(
+            "Glm4Moe", seed, **_EXPERTS, first_k_dense_replace=1, head_dim=8, use_qk_norm=True, **values
+        ),
         *_DEEPSEEK,
     ),
 }
 
 
-def write(name: str, folder: Path, seed: int = 0, shards: bool = False) -> Path:
+def write(name: str, folder: Path, seed: int = 0, shards: bool = False, **values) -> Path:
     """Write a checkpoint; its MTP layer has the weights of another model's last one."""
     family = FAMILIES[name]
-    weights = saved(family.make(seed), folder)
-    mtp = layer(family, saved(family.make(seed + 1), folder / "donor"), seed)
+    weights = saved(family.make(seed, **values), folder)
+    mtp = layer(family, saved(family.make(seed + 1, **values), folder / "donor"), seed)
     if name in ("deepseek_v3", "glm4_moe"):  # copies of the target's, as their checkpoints have them
         mtp[f"{family.layer}embed_tokens.weight"] = weights["model.embed_tokens.weight"].clone()
         mtp[f"{family.layer}shared_head.head.weight"] = weights["lm_head.weight"].clone()

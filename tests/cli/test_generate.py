@@ -178,7 +178,8 @@ def test_a_seed_makes_samples_repeat(bundled):
 
 @pytest.mark.parametrize("settings", [[], ["--set", "prepack=true"]])
 def test_a_model_s_own_mtp_layer_is_an_assistant(tmp_path, settings):
-    build_tokenizer(60).save_pretrained(write("qwen3_5", tmp_path))
+    tokenizer = build_tokenizer(60)
+    tokenizer.save_pretrained(write("qwen3_5", tmp_path, vocab_size=len(tokenizer)))
     models = ["--model", str(tmp_path), "--dtype", "float32", "--max-new-tokens", "12", *settings]
     written, plain = (run(*models, *drafting, PROMPT) for drafting in (["--assistant", "mtp"], PLAIN))
     assert written.exit_code == 0, written.output

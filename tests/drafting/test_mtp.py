@@ -170,11 +170,11 @@ def test_trees_and_static_caches(name, tree, made):
     assert ours.lossy_stats.accepted > 10
 
 
-@pytest.mark.parametrize("rule", ["ears", "fsd", "dropmatch", "typical"])
+@pytest.mark.parametrize("rule", ["ears", "cactus", "fsd", "dropmatch"])
 def test_rules_decide_its_drafts(rule, made):
     sampled = {"do_sample": True, "temperature": 1.0, "top_k": 0, "lossy_config": {"seed": 0}}
     made("qwen3_5").generate(prompt(), use_mtp=True, lossy_mode=rule, **sampled, max_new_tokens=12, eos_token_id=None)
-    assert last_stats(made("qwen3_5")).drafted > 12
+    assert last_stats(made("qwen3_5")).drafted > 4
 
 
 def test_a_layer_is_read_once_and_freed_with_its_target(tmp_path, monkeypatch):
