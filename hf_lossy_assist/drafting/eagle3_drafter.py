@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import MappingProxyType
@@ -56,11 +57,11 @@ class Eagle3Drafter(ModelDrafter):
         )
 
     def propose(self, ids: Tensor, layout: Texts, remaining: Sequence[int]) -> Draft:
-        self.states.listen()
         return super().propose(ids, layout, remaining) if self.runner.seen else Draft.empty(ids)
 
     def observe(self, commit: Commit) -> None:
-        self.runner.read_states(commit, self.states.pop(commit.outputs))
+        unread = commit.start + commit.drafted - min(self.runner.seen, commit.start - 1)
+        self.runner.read_states(commit, self.states.pop(commit.outputs, unread))
         super().observe(commit)
 
     def begin(self, ids: Tensor) -> None:
@@ -190,10 +191,7 @@ def embedded(ids: Tensor, embeddings: Tensor, device: torch.device) -> Tensor:
 class ReturnedStates:
     """Reads the states that a forward over a static cache returns."""
 
-    def listen(self) -> None:
-        return
-
-    def pop(self, outputs: Any) -> Tensor:
+    def pop(self, outputs: Any, wanted: int) -> Tensor:
         return torch.cat(outputs.hidden_states, dim=-1)
 
     def watched(self) -> AbstractContextManager[None]:
@@ -215,27 +213,25 @@ class LayerStates:
         self._left = {depth: self._entered[-1]} if found else {}
         self._left[depth + 1] = model.get_decoder()
         self._layers = tuple(layers)
-        self._read: dict[int, list[Tensor]] | None = None
+        self._read: dict[int, deque[Tensor]] = {}
 
-    def listen(self) -> None:
-        """Keep the states of the forwards until the next pop; others may be over another row of the batch."""
-        self._read = {}
+    def pop(self, outputs: Any = None, wanted: int = 1) -> Tensor:
+        """Return ``(B, S, k·d)`` the states of this thread's last forward, side by side, and forget them.
 
-    def pop(self, outputs: Any = None) -> Tensor:
-        """Return ``(B, S, k·d)`` the states of this thread's forwards since it listens, side by side."""
-        read, self._read = self._read, None
-        states = [read[i][0] if len(read[i]) == 1 else torch.cat(read[i], dim=1) for i in self._layers]
+        If these are fewer than ``wanted``, those of the forward before come first: recurrent models read a prompt, or
+        many kept tokens, in a forward of its own.
+        """
+        states = [_last(self._read.pop(i), wanted) for i in self._layers]
         return torch.cat([state.to(states[0].device) for state in states], dim=-1)
 
     @contextmanager
     def watched(self) -> Iterator[None]:
-        """Inside the block, keep the states of this thread's forwards."""
+        """Inside the block, keep the states of this thread's last two forwards."""
         thread, handles = threading.get_ident(), []
-        self.listen()
 
         def keep(i: int, state: Tensor) -> None:
-            if self._read is not None and threading.get_ident() == thread:
-                self._read.setdefault(i, []).append(state)
+            if threading.get_ident() == thread:
+                self._read.setdefault(i, deque(maxlen=2)).append(state)
 
         def entering(i: int) -> Any:
             def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -259,4 +255,8 @@ class LayerStates:
         finally:
             for handle in handles:
                 handle.remove()
-            self._read = None
+            self._read.clear()
+
+
+def _last(parts: Sequence[Tensor], wanted: int) -> Tensor:
+    return parts[-1] if parts[-1].shape[1] >= wanted else torch.cat([*parts], dim=1)
