@@ -147,11 +147,11 @@ def test_sampling_has_the_target_s_law(name, made):
     target, rows = made(name), 600 if name == "mimo" else 100
     with torch.no_grad():
         best = int(target(input_ids=prompt()).logits[0, -1].argmax())
-        logits = target(input_ids=torch.cat([prompt(), torch.tensor([[best]])], 1)).logits[0, -1] / 2.0
+        logits = target(input_ids=torch.cat([prompt(), torch.tensor([[best]])], 1)).logits[0, -1] / 0.7
     kept = logits.topk(4)
     ours = target.generate(
         prompt(), **OURS, num_return_sequences=rows, lossy_config={"seed": 0}, num_assistant_tokens=2, do_sample=True,
-        top_k=0, temperature=2.0, max_new_tokens=3, eos_token_id=None, return_dict_in_generate=True,
+        top_k=0, temperature=0.7, max_new_tokens=3, eos_token_id=None, return_dict_in_generate=True,
         prefix_allowed_tokens_fn=lambda _, ids: [best] if len(ids) == 7 else kept.indices.tolist(),
     )  # fmt: skip
     counts = np.bincount(ours.sequences[:, 8].numpy(), minlength=VOCAB)
