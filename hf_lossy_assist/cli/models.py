@@ -22,6 +22,8 @@ from ..acceptors import REGISTRY, head_type, place_rule_head
 from ..compat import load_errors
 from ..drafting.eagle3 import Eagle3
 from ..drafting.eagle3_config import Eagle3Config
+from ..drafting.mtp import mtp_of
+from ..drafting.state_head import StateHead
 from ..errors import LossyValueError
 from ..evaluation.modes import Models
 from ..evaluation.requests import PromptList
@@ -49,6 +51,9 @@ STORY_OPENINGS = (
 """Prompts for models without a task."""
 
 
+MTP = "mtp"
+"""``--assistant`` for the target's own MTP layer."""
+
 # The bundled pair answers this problem right by its usual rules, and `dropmatch` in fewer rounds than `lossless`.
 _SHOWN = {"arithmetic": 18}
 
@@ -58,7 +63,7 @@ class LoadedModels:
     """A target and a draft with their tokenizer, heads and prompts."""
 
     target: PreTrainedModel | None  # None if it is behind an API only
-    draft: PreTrainedModel | Eagle3 | None
+    draft: PreTrainedModel | StateHead | None
     tokenizer: PreTrainedTokenizerBase
     task: Task = field(default_factory=lambda: PromptList(STORY_OPENINGS))
     heads: Mapping[str, Head] = field(default_factory=dict)  # by the rule that uses them
@@ -124,7 +129,9 @@ class ModelOptions:
                 raise LossyValueError(
                     f"`prompt_lookup` {self.prompt_lookup} drafts without a model; leave it or `--assistant` out"
                 )
-        if self.draft_dtype is not None and (self.prompt_lookup is not None or (self.pair or self.assistant) is None):
+        if self.draft_dtype is not None and (
+            self.prompt_lookup is not None or self.assistant == MTP or (self.pair or self.assistant) is None
+        ):
             raise LossyValueError(f"`--draft-dtype` {self.draft_dtype} needs a draft model; add `--assistant`")
         missing = [f"`{name}`" for name, value in named.items() if value is None and name not in optional]
         if self.pair is None and missing:
@@ -140,18 +147,18 @@ class ModelOptions:
         loaded = self._load(task)
         if self.draft_dtype is not None and loaded.draft is not None:
             loaded = replace(loaded, draft=quantize_draft(loaded.draft, self.draft_dtype))
-        if not self.prepack:
-            return loaded
-        draft = loaded.draft if loaded.draft is None or self.draft_dtype else prepack(loaded.draft)
-        return replace(loaded, target=loaded.target and prepack(loaded.target), draft=draft)
+        if self.prepack:
+            draft = loaded.draft if loaded.draft is None or self.draft_dtype else prepack(loaded.draft)
+            loaded = replace(loaded, target=loaded.target and prepack(loaded.target), draft=draft)
+        return replace(loaded, draft=mtp_of(loaded.target)) if self.assistant == MTP else loaded
 
     def _load(self, task: Task | None) -> LoadedModels:
-        device = self.device or default_device()
+        device, named = self.device or default_device(), None if self.assistant == MTP else self.assistant
         if self.pair is None:
             return LoadedModels(
                 None if self.model is None else load_model("--model", self.model, self.dtype, device),
-                None if self.assistant is None else load_draft("--assistant", self.assistant, self.dtype, device),
-                pretrained("--model", self.model or self.assistant, AutoTokenizer),
+                None if named is None else load_draft("--assistant", named, self.dtype, device),
+                pretrained("--model", self.model or named, AutoTokenizer),
                 task or PromptList(STORY_OPENINGS),
                 draft_tokenizer=self._draft_tokenizer(),
             )
@@ -163,7 +170,7 @@ class ModelOptions:
             draft = pair.eagle3
         elif self.assistant is not None:
             dtype = self.dtype or str(pair.target.dtype).removeprefix("torch.")
-            draft, heads = load_draft("--assistant", self.assistant, dtype, one), {}
+            draft, heads = named and load_draft("--assistant", named, dtype, one), {}
             tokenizer = self._draft_tokenizer()
         if self.prompt_lookup is not None:
             draft = None
@@ -174,7 +181,7 @@ class ModelOptions:
         if self.assistant_tokenizer is not None:
             return pretrained("assistant_tokenizer", self.assistant_tokenizer, AutoTokenizer)
         try:
-            return None if self.assistant is None else AutoTokenizer.from_pretrained(self.assistant)
+            return None if self.assistant in (None, MTP) else AutoTokenizer.from_pretrained(self.assistant)
         except (OSError, ValueError):
             return None  # such a draft shares the target's
 

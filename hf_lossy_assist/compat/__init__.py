@@ -6,6 +6,7 @@ from .drafters import *
 from .inputs import *
 from .kernels import *
 from .models import *
+from .mtp import *
 from .multimodal import *
 from .positions import *
 from .processors import *

@@ -20,14 +20,15 @@ from ..errors import LossyValueError
 from ..heads.repository import CARD, CONFIG, WEIGHTS, local_files, read_config
 from ..store.folder import writing
 from .eagle3_config import Eagle3Config
-from .vocabulary import vocabulary_sizes
+from .state_head import StateHead
+from .vocabulary import DraftVocabulary, vocabulary_sizes
 
 _FILES = (CONFIG, "*.safetensors", "pytorch_model*.bin")
 # `t2d` follows from `d2t`, and the others from the target or the configuration.
 _SUPERFLUOUS = re.compile(r"t2d|verifier_(lm_head|norm)\..*|.*\.inv_freq")
 
 
-class Eagle3(nn.Module):
+class Eagle3(StateHead):
     """Drafts from three of the target's states at every position; pass it as ``assistant_model`` to ``generate()``.
 
     One decoder layer reads ``g_t``, the fused states, and ``x_(t+1)``, the token after them. It predicts ``x_(t+2)``
@@ -51,10 +52,13 @@ class Eagle3(nn.Module):
     torch.Size([1, 5, 16])
     """
 
+    title = "an EAGLE-3 head"
+
     def __init__(self, config: Eagle3Config, own_embeddings: bool = False) -> None:
         super().__init__()
         self.config = config
         layer = config.layer
+        self.width = layer.hidden_size
         values = {name: value for name, value in layer.to_dict().items() if name != "model_type"}
         self._inner = type(layer)(**values, attn_implementation="sdpa")
         decoder_layer, norm, rotary = _parts(layer.model_type)
@@ -89,10 +93,6 @@ class Eagle3(nn.Module):
         """``(V_draft,)`` the target's tokens that it can draft."""
         return torch.arange(len(self.d2t), device=self.d2t.device) + self.d2t
 
-    def get_decoder(self) -> Eagle3:
-        """Return itself: callers that time a model's forwards watch its decoder."""
-        return self
-
     def get_output_embeddings(self) -> nn.Linear:
         """Return the head over the draft vocabulary."""
         return self.lm_head
@@ -110,16 +110,13 @@ class Eagle3(nn.Module):
 
     def embeddings(self, target: PreTrainedModel) -> Tensor:
         """Return the embeddings ``(V, d)`` that it reads: its own, or the target's as they are stored."""
-        if self.embed_tokens is not None:
-            return self.embed_tokens.weight
-        weight = target.get_input_embeddings().weight
-        if weight.shape[1] != self.config.layer.hidden_size or weight.is_meta:
-            raise LossyValueError(
-                "`assistant_model` is an EAGLE-3 head without embeddings, which uses the target's, but these "
-                f"{'are not in memory' if weight.is_meta else f'have the width {weight.shape[1]}'}, and it reads width "
-                f"{self.config.layer.hidden_size}; pass a head with embeddings of its own"
-            )
-        return weight
+        return super().embeddings(target) if self.embed_tokens is None else self.embed_tokens.weight
+
+    def layers_of(self, target: PreTrainedModel) -> tuple[int, ...]:
+        return self.config.layers_of(target)
+
+    def vocabulary(self, target: PreTrainedModel) -> DraftVocabulary:
+        return DraftVocabulary(self.target_ids, *vocabulary_sizes(target))
 
     def new_cache(self) -> DynamicCache:
         """Return an empty cache for its layers."""
@@ -138,26 +135,6 @@ class Eagle3(nn.Module):
     def forward(
         self, embeds: Tensor, states: Tensor, positions: Tensor, mask: Tensor | None, cache: DynamicCache
     ) -> Tensor:
-        """Run the layers over positions, and add these to the cache.
-
-        Parameters
-        ----------
-        embeds
-            ``(B, L, d)`` embeddings of the tokens that follow the states.
-        states
-            ``(B, L, d)`` g of the target's states, or this method's output for the positions before.
-        positions
-            ``(B, L)`` where the states stand in the text.
-        mask
-            ``(B, 1, L, cached + L)`` True where a position is seen; None where all are.
-        cache
-            Keys and values of earlier positions.
-
-        Returns
-        -------
-        Tensor
-            ``(B, L, d)`` the input of :meth:`logits`, and of the next drafted token in place of g.
-        """
         rotary = self.rotary_emb(states, positions)
         kwargs = {"attention_mask": mask, CACHE: cache, "position_embeddings": rotary}
         first, *later = self.layers

@@ -1,8 +1,9 @@
-"""Drafts with an EAGLE-3 head, from the states of the target's layers."""
+"""Drafts with an EAGLE-3 head or an MTP layer, from the states of the target's layers."""
 
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import MappingProxyType
@@ -24,13 +25,12 @@ from ..models.cache_rows import move_cache
 from ..models.runner import ModelRunner
 from ..models.static.forwards import decoder_layers
 from .draft_ends import DraftLength
-from .eagle3 import Eagle3
 from .model import ModelDrafter
-from .vocabulary import DraftVocabulary, vocabulary_sizes
+from .state_head import StateHead
 
 
 class Eagle3Drafter(ModelDrafter):
-    """Drafts with an EAGLE-3 head: one forward over the target's new states per round, then one per token.
+    """Drafts with a head on the target's states: a forward over what a round has committed, then one per token.
 
     The first round has no draft, because there are no states yet. ``returned`` says that the target's outputs have the
     states.
@@ -38,7 +38,7 @@ class Eagle3Drafter(ModelDrafter):
 
     def __init__(
         self,
-        head: Eagle3,
+        head: StateHead,
         target: PreTrainedModel,
         draft_length: int | DraftLength,
         *,
@@ -47,11 +47,11 @@ class Eagle3Drafter(ModelDrafter):
         runner: Callable[[], Eagle3Forwards] | None = None,
         **settings: Any,
     ) -> None:
-        self.states = ReturnedStates() if returned else LayerStates(target, head.config.layers_of(target))
+        self.states = ReturnedStates() if returned else LayerStates(target, head.layers_of(target))
         super().__init__(
             head,
             draft_length,
-            vocabulary=DraftVocabulary(head.target_ids, *vocabulary_sizes(target)),
+            vocabulary=head.vocabulary(target),
             runner=runner or (lambda: Eagle3Forwards(head, target, attention_mask)),
             **settings,
         )
@@ -60,7 +60,8 @@ class Eagle3Drafter(ModelDrafter):
         return super().propose(ids, layout, remaining) if self.runner.seen else Draft.empty(ids)
 
     def observe(self, commit: Commit) -> None:
-        self.runner.read_states(commit, self.states.pop(commit.outputs))
+        unread = commit.start + commit.drafted - min(self.runner.seen, commit.start - 1)
+        self.runner.read_states(commit, self.states.pop(commit.outputs, unread))
         super().observe(commit)
 
     def begin(self, ids: Tensor) -> None:
@@ -75,12 +76,12 @@ class Eagle3Drafter(ModelDrafter):
 
 
 class Eagle3Forwards(ModelRunner):
-    """Runs an EAGLE-3 head for a target. Its slot t holds the target's state at token t and the token after it.
+    """Runs a head for a target. Its slot t holds the target's state at token t and the token after it.
 
     ``mask`` ``(B, L)`` is False at padding of the prompts, or None.
     """
 
-    def __init__(self, head: Eagle3, target: PreTrainedModel, mask: Tensor | None) -> None:
+    def __init__(self, head: StateHead, target: PreTrainedModel, mask: Tensor | None) -> None:
         self.model = head
         self.embeddings = head.embeddings(target)
         self.seen = self.sent = 0
@@ -190,7 +191,7 @@ def embedded(ids: Tensor, embeddings: Tensor, device: torch.device) -> Tensor:
 class ReturnedStates:
     """Reads the states that a forward over a static cache returns."""
 
-    def pop(self, outputs: Any) -> Tensor:
+    def pop(self, outputs: Any, wanted: int) -> Tensor:
         return torch.cat(outputs.hidden_states, dim=-1)
 
     def watched(self) -> AbstractContextManager[None]:
@@ -198,47 +199,64 @@ class ReturnedStates:
 
 
 class LayerStates:
-    """Reads a few of the hidden states of a model's forwards, numbered as in :class:`Eagle3Config`."""
+    """Reads a few of the hidden states of a model's forwards, numbered as in :meth:`StateHead.layers_of`."""
 
     def __init__(self, model: PreTrainedModel, layers: Sequence[int]) -> None:
-        if (found := decoder_layers(model)) is None:
+        depth = model.config.get_text_config(decoder=True).num_hidden_layers
+        found = decoder_layers(model)
+        if found is None and min(layers) <= depth:
             raise LossyUnsupportedError(
                 "`assistant_model` is an EAGLE-3 head, which reads layers of the target, but the decoder of a "
                 f"{type(model).__name__} does not hold its layers in one list; pass a draft model"
             )
-        self._modules = list(found[1])
+        self._entered = [] if found is None else list(found[1])
+        self._left = {depth: self._entered[-1]} if found else {}
+        self._left[depth + 1] = model.get_decoder()
         self._layers = tuple(layers)
-        self._read: dict[int, Tensor] = {}
+        self._read: dict[int, deque[Tensor]] = {}
 
-    def pop(self, outputs: Any = None) -> Tensor:
-        """Return ``(B, S, k·d)`` the states of this thread's last forward, side by side, and forget them."""
-        states = [self._read.pop(i) for i in self._layers]
+    def pop(self, outputs: Any = None, wanted: int = 1) -> Tensor:
+        """Return ``(B, S, k·d)`` the states of this thread's last forward, side by side, and forget them.
+
+        If these are fewer than ``wanted``, those of the forward before come first: recurrent models read a prompt, or
+        many kept tokens, in a forward of its own.
+        """
+        states = [_last(self._read.pop(i), wanted) for i in self._layers]
         return torch.cat([state.to(states[0].device) for state in states], dim=-1)
 
     @contextmanager
     def watched(self) -> Iterator[None]:
-        """Inside the block, keep the states of this thread's forwards."""
+        """Inside the block, keep the states of this thread's last two forwards."""
         thread, handles = threading.get_ident(), []
+
+        def keep(i: int, state: Tensor) -> None:
+            if threading.get_ident() == thread:
+                self._read.setdefault(i, deque(maxlen=2)).append(state)
 
         def entering(i: int) -> Any:
             def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-                if threading.get_ident() == thread:
-                    self._read[i] = args[0] if args else kwargs["hidden_states"]
+                keep(i, args[0] if args else kwargs["hidden_states"])
 
             return hook
 
-        def leaving(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-            if threading.get_ident() == thread:
-                self._read[len(self._modules)] = output if isinstance(output, Tensor) else output[0]
+        def leaving(i: int) -> Any:
+            def hook(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+                keep(i, output if isinstance(output, Tensor) else output[0])
+
+            return hook
 
         try:
             for i in self._layers:
-                if i < len(self._modules):
-                    handles.append(self._modules[i].register_forward_pre_hook(entering(i), with_kwargs=True))
+                if i in self._left:
+                    handles.append(self._left[i].register_forward_hook(leaving(i)))
                 else:
-                    handles.append(self._modules[-1].register_forward_hook(leaving))
+                    handles.append(self._entered[i].register_forward_pre_hook(entering(i), with_kwargs=True))
             yield
         finally:
             for handle in handles:
                 handle.remove()
             self._read.clear()
+
+
+def _last(parts: Sequence[Tensor], wanted: int) -> Tensor:
+    return parts[-1] if parts[-1].shape[1] >= wanted else torch.cat([*parts], dim=1)

@@ -1,4 +1,4 @@
-"""Runs EAGLE-3 heads on static caches: compiled, or recorded as graphs."""
+"""Runs EAGLE-3 heads and MTP layers on static caches: compiled, or recorded as graphs."""
 
 from __future__ import annotations
 
@@ -15,22 +15,24 @@ from ..core.texts import RowShift
 from ..models.static.cache_slot import StaticCacheSlot
 from ..models.static.fixed_runner import FixedRunner, Prepare, TokenChoice, WholeDraft, chained
 from ..models.static.forwards import DecoderForward, FixedForward, shallow
-from .eagle3 import Eagle3
+from ..models.static.graphs import weights_of
 from .eagle3_drafter import Eagle3Forwards, embedded
-from .vocabulary import DraftVocabulary, vocabulary_sizes
+from .state_head import StateHead
+from .vocabulary import vocabulary_sizes
 
 
 class StaticEagle3Forwards(FixedRunner, Eagle3Forwards):
-    """Runs an EAGLE-3 head on a static cache. Its masks are whole ones, so trees need no forwards of their own."""
+    """Runs a head on a static cache. Its masks are whole ones, so trees need no forwards of their own."""
 
-    def __init__(self, head: Eagle3, target: PreTrainedModel, mask: Tensor | None, slot: StaticCacheSlot) -> None:
+    def __init__(self, head: StateHead, target: PreTrainedModel, mask: Tensor | None, slot: StaticCacheSlot) -> None:
         Eagle3Forwards.__init__(self, head, target, mask)
         FixedRunner.__init__(self, head, slot)
+        self._vocabulary = head.vocabulary(target)
         self._size = vocabulary_sizes(target)[0]
         self._eager = self._around(self._body(True))
 
     def _kind(self, of_tree: bool) -> Hashable:
-        return self._size, self.embeddings.data_ptr()
+        return self._size, self.embeddings.data_ptr(), weights_of(self.model.get_output_embeddings())
 
     def _body(self, decorated: bool) -> Callable[..., tuple[Tensor, ...]]:
         head = shallow(self.model)  # of the head itself a graph would be a reference, which keeps it for ever
@@ -44,7 +46,7 @@ class StaticEagle3Forwards(FixedRunner, Eagle3Forwards):
     def _drafting(self, length: int, choice: TokenChoice, decorated: bool, prepare: Prepare) -> Callable[..., Any]:
         head, embeddings = shallow(self.model), self.embeddings
         read, scored = prepare("read", lambda: head.forward), prepare("scored", lambda: head.logits)
-        vocabulary, device = DraftVocabulary(head.target_ids, self._size), self.device
+        vocabulary, device = self._vocabulary, self.device
 
         def body(state: Tensor, positions: Tensor, mask: Tensor, waits: Tensor | None, cache: Any) -> Any:
             def step(i: int, token: Tensor | None, waits: Tensor | None) -> tuple[Tensor, Tensor]:

@@ -190,7 +190,7 @@ class DrawnTreeDrafter(TreeDrafter):
 
 
 class Eagle3TreeDrafter(Eagle3Drafter, TreeDrafter):
-    """Drafts trees with an EAGLE-3 head, whose nodes take their parent's output in place of the target's states."""
+    """Drafts trees with a head on the target's states; nodes take their parent's output in place of these."""
 
     def read_nodes(self, ids: Tensor, growing: _GrowingTree) -> Tensor:
         logits = self.runner.run_nodes(growing.tokens, growing.came_from, growing.ancestors, growing.levels)
@@ -200,7 +200,7 @@ class Eagle3TreeDrafter(Eagle3Drafter, TreeDrafter):
 
 
 class Eagle3DrawnTreeDrafter(Eagle3TreeDrafter, DrawnTreeDrafter):
-    """Draws trees with an EAGLE-3 head."""
+    """Draws trees with a head on the target's states."""
 
 
 class _GrowingTree:

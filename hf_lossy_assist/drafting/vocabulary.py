@@ -33,6 +33,13 @@ class Vocabulary(ABC):
         """Return logits over the target's vocabulary, from the draft model's ``(B, n, V)``."""
 
 
+class SameVocabulary(Vocabulary):
+    """The target's own tokens."""
+
+    def logits(self, logits: Tensor) -> Tensor:
+        return logits
+
+
 @dataclass(frozen=True)
 class PaddedVocabulary(Vocabulary):
     """One tokenizer for models with different numbers of tokens: token i is token i where both have it.

@@ -86,8 +86,8 @@ def check_prepared(config: LossyConfig, choice: DrafterChoice, call: Prepared) -
         _check_tree(config, choice.assistant_model, call)
     if choice.drafts_with_eagle3 and (obstacle := compat.obstacle_to_states(model, call.inputs)) is not None:
         raise LossyUnsupportedError(
-            "`assistant_model` is an EAGLE-3 head, which reads one state of every layer for every token, but "
-            f"{obstacle}; pass a draft model"
+            f"`assistant_model` is {choice.assistant_model.title}, which reads one state of a layer for each token, "
+            f"but {obstacle}; pass a draft model"
         )
     if call.batch > 1:
         _check_batch(mode, choice, call)

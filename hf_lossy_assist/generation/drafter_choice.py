@@ -23,10 +23,11 @@ from ..drafting.draft_ends import (
     check_schedule,
     constant_length,
 )
-from ..drafting.eagle3 import Eagle3
 from ..drafting.early_exit import first_layers
 from ..drafting.encoder_decoder import check_encoder_decoder_draft
 from ..drafting.model import check_decoder, check_draft_model
+from ..drafting.mtp import mtp_of
+from ..drafting.state_head import StateHead
 from ..drafting.vocabulary import check_tokenizers, check_vocabularies, same_tokenizer, vocabulary_sizes
 from ..errors import LossyUnsupportedError, LossyValueError
 from ..models.cache_rows import movable
@@ -84,6 +85,9 @@ class DrafterChoice:
         if (layers := options.pop("assistant_early_exit", None)) is not None:
             assistant = first_layers(target, layers)
         options = {name: value for name, value in options.items() if value}
+        only_mtp = set(options) == {"use_mtp"} and assistant is None and generator is None
+        if only_mtp and not compat.several_or_sliding_mtp(target):
+            options, assistant = {}, mtp_of(target)
         special = bool(options.get("speculation_type") or options.get("use_mtp"))
         special = special or compat.drafts_from_target_states(assistant)
         ours = assistant is not None and generator is None and not special
@@ -155,7 +159,7 @@ class DrafterChoice:
             self.assistant_model.check(self.target)
             if "draft_hidden" in rule.needs:
                 raise LossyUnsupportedError(
-                    f"the rule {name!r} reads the states of a draft model, but `assistant_model` is an EAGLE-3 head, "
+                    f"the rule {name!r} reads the states of a draft model, but {self.assistant_model.title} drafts, "
                     "which has none; pass a draft model"
                 )
         elif self.translation is not None:
@@ -207,8 +211,8 @@ class DrafterChoice:
         name, without = rule.name, "leave out `tree` in `lossy_config`"
         if not self.drafts_with_model and not self.drafts_with_eagle3:
             raise LossyUnsupportedError(
-                "`tree` in `lossy_config` is for an `assistant_model` that drafts in the target's tokens by itself, or "
-                f"an EAGLE-3 head; {without} with other drafters"
+                "`tree` in `lossy_config` is for an `assistant_model` that drafts in the target's tokens by itself, an "
+                f"EAGLE-3 head or an MTP layer; {without} with other drafters"
             )
         if rule.unverified_drafting is not None:
             raise LossyUnsupportedError(
@@ -251,7 +255,7 @@ class DrafterChoice:
     @cached_property
     def drafts_with_eagle3(self) -> bool:
         """Whether a head on the target's own states drafts."""
-        return isinstance(self.assistant_model, Eagle3) and self.candidate_generator is None
+        return isinstance(self.assistant_model, StateHead) and self.candidate_generator is None
 
     @property
     def longest(self) -> int | None:
@@ -282,7 +286,7 @@ class DrafterChoice:
 def _translation(
     target: PreTrainedModel, assistant: PreTrainedModel | None, tokenizer: Any, assistant_tokenizer: Any
 ) -> Translation | None:
-    if assistant is None or assistant_tokenizer is None or isinstance(assistant, Eagle3):
+    if assistant is None or assistant_tokenizer is None or isinstance(assistant, StateHead):
         return None
     if tokenizer is None:
         raise LossyValueError("`assistant_tokenizer` needs the target's tokenizer to compare with; pass `tokenizer`")

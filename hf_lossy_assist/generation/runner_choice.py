@@ -151,7 +151,7 @@ class _RunnerChoice:
         model, call, cache, own = self.model, self.call, self._cache, belongs_to_user(self._cache)
         needed, eagle3 = call.config.max_length + self._of_target.room, self.choice.drafts_with_eagle3
         slot = StaticCacheSlot(cache, int(cache.get_seq_length())) if own else take_slot(model, needed, call.batch)
-        reads = self.choice.assistant_model.config.layers_of(model) if eagle3 else ()
+        reads = self.choice.assistant_model.layers_of(model) if eagle3 else ()
         runner = StaticCacheRunner(model, slot, call.inputs, self._seen, self._last_position, tuple(reads))
         returned = call.batch == 1 and bool(call.config.return_dict_in_generate)
         runner.keeps_cache = own or (returned and given)
@@ -163,7 +163,7 @@ class _RunnerChoice:
         draft, call = self.choice.assistant_model, self.call
         if self.choice.drafts_with_eagle3:
             apart = draft.embeddings(self.model).device != draft.device
-            obstacle = "the EAGLE-3 head is not where the target's embeddings are" if apart else None
+            obstacle = f"{draft.title} is not where the target's embeddings are" if apart else None
         elif self.choice.drafts_with_model:
             obstacle = _obstacle_to_static(draft)
             if draft.get_input_embeddings() is self.model.get_input_embeddings():

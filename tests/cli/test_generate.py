@@ -16,8 +16,10 @@ from benchmarks.bundled_pair.recipe import build_model, build_tokenizer
 from hf_lossy_assist import pairs
 from hf_lossy_assist.cli import app
 from hf_lossy_assist.cli.rendering import ConsoleStreamer
+from tests.mtp_checkpoints import write
 from tests.tiny_pair import TEMPLATE, TINY
 
+PLAIN = ["--set", "prompt_lookup=1"]
 PROMPT = "Question: Ada has 5 apples.\nAnswer:"
 
 
@@ -172,6 +174,18 @@ def test_a_seed_makes_samples_repeat(bundled):
         return run_pair("--mode", "ears", "--sample", "--set", f"temperature=0.9,seed={seed}")
 
     assert sampled("1") == sampled("1") != sampled("2")
+
+
+@pytest.mark.parametrize("settings", [[], ["--set", "prepack=true"]])
+def test_a_model_s_own_mtp_layer_is_an_assistant(tmp_path, settings):
+    tokenizer = build_tokenizer(60)
+    tokenizer.save_pretrained(write("qwen3_5", tmp_path, vocab_size=len(tokenizer)))
+    models = ["--model", str(tmp_path), "--dtype", "float32", "--max-new-tokens", "12", *settings]
+    written, plain = (run(*models, *drafting, PROMPT) for drafting in (["--assistant", "mtp"], PLAIN))
+    assert written.exit_code == 0, written.output
+    assert written.stdout == plain.stdout
+    refused = run(*models, "--assistant", "mtp", "--draft-dtype", "int8", PROMPT)
+    assert "`--draft-dtype` int8 needs a draft model" in refused.output
 
 
 def test_a_pair_s_eagle3_head_is_an_assistant():

@@ -174,7 +174,7 @@ def states_of(
 ) -> Callable[..., tuple[Tensor, ...]]:
     """Return a forward of the decoder that returns its last states and those that ``reads`` numbers.
 
-    The states before each layer have its number, and the last layer's own come after these.
+    The states before each layer have its number; the last layer's own come after these, then the decoder's, normed.
     ``decorated`` keeps transformers' decorators. They read a table of all models in the process, so loading another
     model would recompile everything.
     """
@@ -184,7 +184,7 @@ def states_of(
 
     def states(*args: Any, **inputs: Any) -> tuple[Tensor, ...]:
         last = forward(*args, **inputs)[0]
-        read = [found[i] for i in reads]
+        read = [found.get(i, last) for i in reads]
         found.clear()
         return (last, *read)
 
@@ -197,7 +197,7 @@ def _reading(model: PreTrainedModel, reads: tuple[int, ...], found: dict[int, Te
         raise LossyUnsupportedError(f"the decoder of {type(model).__name__} does not hold its layers in one list")
     name, layers = listed
     own = list(layers)
-    for i in reads:
+    for i in (x for x in reads if x <= len(own)):
         j = min(i, len(own) - 1)
         own[j] = _noting(own[j], i, i < len(own), found)
     twin = shallow(model.get_decoder())

@@ -1,0 +1,157 @@
+"""Tiny random checkpoints with a layer for multi-token prediction, under the names that families give its parts."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from hf_lossy_assist.drafting.mtp import Mtp, mtp_of
+from tests.tiny_models import VOCAB, prompt
+
+_SIZES = {
+    "vocab_size": VOCAB, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "max_position_embeddings": 256, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0,
+    "initializer_range": 0.2, "tie_word_embeddings": False,
+}  # fmt: skip
+_EXPERTS = {
+    "moe_intermediate_size": 16, "n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1,
+}  # fmt: skip
+_HYBRID = {
+    "head_dim": 8, "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8, "layer_types": ["linear_attention", "full_attention"],
+}  # fmt: skip
+
+
+def _made(name: str, seed: int, **values) -> PreTrainedModel:
+    torch.manual_seed(seed)
+    config = getattr(transformers, f"{name}TextConfig", None) or getattr(transformers, f"{name}Config")
+    return getattr(transformers, f"{name}ForCausalLM")(config(**_SIZES | values)).eval()
+
+
+def _deepseek(seed: int, **values) -> PreTrainedModel:
+    return _made(
+        "DeepseekV3", seed, **_EXPERTS, **{"num_key_value_heads": 4, "first_k_dense_replace": 0}, kv_lora_rank=16,
+        q_lora_rank=16, qk_rope_head_dim=8, qk_nope_head_dim=8, v_head_dim=8, **values,
+    )  # fmt: skip
+
+
+def _qwen_moe(name: str) -> Callable[..., PreTrainedModel]:
+    sizes = {
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 24,
+        "shared_expert_intermediate_size": 24,
+    }
+    return lambda seed, **values: _made(name, seed, **_HYBRID, **sizes, **values)
+
+
+@dataclass(frozen=True)
+class Family:
+    """How a tiny target is made, and what its checkpoints call the parts of the MTP layer."""
+
+    make: Callable[..., PreTrainedModel]
+    layer: str
+    parts: Mapping[str, str]  # enorm, hnorm, eh_proj, norm
+
+
+_QWEN = ("mtp.layers.0.", {
+    "enorm": "mtp.pre_fc_norm_embedding", "hnorm": "mtp.pre_fc_norm_hidden", "eh_proj": "mtp.fc", "norm": "mtp.norm",
+})  # fmt: skip
+_DEEPSEEK = ("model.layers.2.", {
+    name: f"model.layers.2.{theirs}"
+    for name, theirs in {"enorm": "enorm", "hnorm": "hnorm", "eh_proj": "eh_proj", "norm": "shared_head.norm"}.items()
+})  # fmt: skip
+_MIMO = ("model.mtp_layers.0.", {
+    name: f"model.mtp_layers.0.{theirs}"
+    for name, theirs in {
+        "enorm": "token_layernorm", "hnorm": "hidden_layernorm", "eh_proj": "input_proj", "norm": "final_layernorm",
+    }.items()
+})  # fmt: skip
+
+FAMILIES = {
+    "qwen3_next": Family(_qwen_moe("Qwen3Next"), *_QWEN),
+    "qwen3_5": Family(lambda seed, **values: _made("Qwen3_5", seed, **_HYBRID, **values), *_QWEN),
+    "qwen3_5_moe": Family(_qwen_moe("Qwen3_5Moe"), *_QWEN),
+    "mimo": Family(lambda seed, **values: _made("Qwen2", seed, **values), *_MIMO),
+    "deepseek_v3": Family(_deepseek, *_DEEPSEEK),
+    "glm4_moe": Family(
+        lambda seed, **values: _made(
+            "Glm4Moe", seed, **_EXPERTS, first_k_dense_replace=1, head_dim=8, use_qk_norm=True, **values
+        ),
+        *_DEEPSEEK,
+    ),
+}
+
+
+def write(name: str, folder: Path, seed: int = 0, shards: bool = False, **values) -> Path:
+    """Write a checkpoint; its MTP layer has the weights of another model's last one."""
+    family = FAMILIES[name]
+    weights = saved(family.make(seed, **values), folder)
+    mtp = layer(family, saved(family.make(seed + 1, **values), folder / "donor"), seed)
+    if name in ("deepseek_v3", "glm4_moe"):  # copies of the target's, as their checkpoints have them
+        mtp[f"{family.layer}embed_tokens.weight"] = weights["model.embed_tokens.weight"].clone()
+        mtp[f"{family.layer}shared_head.head.weight"] = weights["lm_head.weight"].clone()
+    if not shards:
+        save_file(weights | mtp, folder / "model.safetensors", metadata={"format": "pt"})
+        return folder
+    (folder / "model.safetensors").unlink()
+    for file, tensors in (("a.safetensors", weights), ("b.safetensors", mtp)):
+        save_file(tensors, folder / file, metadata={"format": "pt"})
+    places = dict.fromkeys(weights, "a.safetensors") | dict.fromkeys(mtp, "b.safetensors")
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": places}))
+    return folder
+
+
+def layer(family: Family, donor: Mapping[str, Tensor], seed: int = 0) -> dict[str, Tensor]:
+    """Return the tensors of an MTP layer, with the weights of a donor's second layer."""
+    generator, width = torch.Generator().manual_seed(seed), _SIZES["hidden_size"]
+    mtp = {family.layer + key.partition(".layers.1.")[2]: x.clone() for key, x in donor.items() if ".layers.1." in key}
+    for part, theirs in family.parts.items():
+        shape = (width, 2 * width) if part == "eh_proj" else (width,)
+        mtp[f"{theirs}.weight"] = torch.randn(shape, generator=generator) * 0.3
+    return mtp
+
+
+def saved(model: PreTrainedModel, folder: Path) -> dict[str, Tensor]:
+    model.save_pretrained(folder)
+    return load_file(folder / "model.safetensors")
+
+
+def loaded(folder: Path) -> PreTrainedModel:
+    return transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+
+
+def prompts(rows: int = 4) -> Tensor:
+    return torch.cat([prompt(seed=seed) for seed in range(rows)])
+
+
+def taught(target: PreTrainedModel, steps: int = 60) -> Mtp:
+    """Return a target's MTP layer, which has learnt most of what the target writes after some prompts."""
+    head = mtp_of(target).requires_grad_(True)
+    with torch.no_grad():
+        texts = target.generate(prompts(), max_new_tokens=40, do_sample=False, eos_token_id=None, pad_token_id=0)
+        read = target.get_decoder()(texts).last_hidden_state
+        labels = target(texts).logits.softmax(-1)
+    embeds = torch.nn.functional.embedding(texts, head.embeddings(target)).detach()
+    length = texts.shape[1] - 2
+    positions, mask = torch.arange(length)[None], torch.ones(length, length, dtype=torch.bool).tril()[None, None]
+    diagonal = torch.eye(length, dtype=torch.bool)[None, None]
+    optimizer = torch.optim.Adam(head.parameters(), lr=1e-2)
+    for _ in range(steps):
+        cache = head.new_cache()
+        states = head(embeds[:, 1:-1], read[:, :-2], positions, mask, cache)
+        loss = -(labels[:, 1:-1] * head.logits(states).log_softmax(-1)).sum(-1).mean()
+        states = head(embeds[:, 2:], states, positions + 1, torch.cat([mask, diagonal], dim=-1), cache)
+        loss = loss - (labels[:, 2:] * head.logits(states).log_softmax(-1)).sum(-1).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    return head.requires_grad_(False)
