@@ -158,9 +158,9 @@ class ModelDrafter(Drafter, CandidateGenerator):
     def propose(self, ids: Tensor, layout: Texts | None, remaining: Sequence[int]) -> Draft:
         before = self.calls, self.tokens
         self._drafted = n = min(self.draft_length.size, max(remaining) - 1, self.room(ids))
+        self.begin(ids)
         if n <= 0:
             return Draft.empty(ids)
-        self.begin(ids)
         if (whole := self.runner.draft(ids, n, self.randomness)) is not None:
             return self._whole(*whole, remaining)
         scores, states, looks, sure = [], [], [], []
@@ -231,7 +231,6 @@ class ModelDrafter(Drafter, CandidateGenerator):
         return sys.maxsize if self.positions is None else max(0, self.positions + 1 - ids.shape[1])
 
     def begin(self, ids: Tensor) -> None:
-        """Begin a draft after ``ids`` ``(B, W)``."""
         # The drafter has seen all committed tokens but the newest, so a longer cache holds rejected ones.
         self.runner.rewind(ids.shape[1] - 1)
         self.text, self.drafted = ids, []

@@ -203,7 +203,8 @@ def check_certificate(config: LossyConfig, choice: DrafterChoice, call: Prepared
     certified = config.certificate.setting.config.get("num_assistant_tokens")
     gamma = certified if choice.automatic and certified == "auto" else choice.num_assistant_tokens
     # Calibrations leave these fields at their defaults, or to the draft's own files.
-    ends = {name: given(name) for name in ("assistant_confidence_threshold", "num_assistant_tokens_schedule")}
+    names = ("assistant_confidence_threshold", "num_assistant_tokens_schedule", "prompt_lookup_num_tokens")
+    ends = {name: given(name) for name in names}
     others = [f"`{name}` {value!r}" for name, value in ends.items() if value not in (None, 0, "constant")]
     gamma = f"{gamma} with {' and '.join(others)}" if others else gamma
     config.certificate.check(config.rule, config.in_full(), call.model, draft, gamma, draws)

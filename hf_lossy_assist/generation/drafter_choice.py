@@ -27,6 +27,7 @@ from ..drafting.eagle3 import Eagle3
 from ..drafting.early_exit import first_layers
 from ..drafting.encoder_decoder import check_encoder_decoder_draft
 from ..drafting.model import check_decoder, check_draft_model
+from ..drafting.per_row import missing
 from ..drafting.vocabulary import check_tokenizers, check_vocabularies, same_tokenizer, vocabulary_sizes
 from ..errors import LossyUnsupportedError, LossyValueError
 from ..models.cache_rows import movable
@@ -118,6 +119,12 @@ class DrafterChoice:
             stop=stop,
         )
 
+    @property
+    def looked_up(self) -> int:
+        """How many tokens may be looked up before a draft model is asked; 0 where it always drafts."""
+        model = self.assistant_model is not None and self.candidate_generator is None and not self.special
+        return self.options.get("prompt_lookup_num_tokens", 0) if model else 0
+
     def check(self, config: LossyConfig) -> None:
         """Raise where nothing can draft for the rule."""
         rule, name = config.rule, config.rule.name
@@ -135,7 +142,7 @@ class DrafterChoice:
                 f"nothing can draft from the states of {type(self.target).__name__}, which keeps a recurrent state and "
                 "reads kept tokens again; pass an `assistant_model` or `prompt_lookup_num_tokens`"
             )
-        if rule.unverified_drafting is not None and not self.drafts_with_model:
+        if rule.unverified_drafting is not None and (self.looked_up or not self.drafts_with_model):
             raise LossyValueError(
                 f"the rule {name!r} runs a head on the draft model's states; pass an `assistant_model` with the "
                 "target's tokenizer, and no other drafter"
@@ -168,6 +175,9 @@ class DrafterChoice:
             )
         if config.tree is not None:
             self._check_tree(rule, config.tree.drawn)
+        for need in ("draft_probs", "draft_hidden"):
+            if self.looked_up and need in rule.needs:
+                raise missing(need, rule, "`prompt_lookup_num_tokens`", "leave it out")
 
     def _check_stop(self, rule: Acceptor) -> None:
         if self.confidence:
@@ -213,10 +223,10 @@ class DrafterChoice:
                 f"the rule {name!r} judges the nodes of a tree one by one, so it can't decide drawn siblings; use "
                 "`lossless`, or give `tree` a `depth` in place of `branches`"
             )
-        if self.confidence or self.stop is not None or self.schedule != "constant":
+        if self.confidence or self.stop is not None or self.schedule != "constant" or self.looked_up:
             raise LossyUnsupportedError(
-                "`assistant_confidence_threshold`, `stop_drafting` and `num_assistant_tokens_schedule` are about "
-                "chains, but `tree` in `lossy_config` asks for trees; leave out either"
+                "`assistant_confidence_threshold`, `stop_drafting`, `num_assistant_tokens_schedule` and, beside an "
+                "`assistant_model`, `prompt_lookup_num_tokens` are about chains, but `tree` in `lossy_config` asks for trees; leave out either"
             )
 
     @property
@@ -240,6 +250,12 @@ class DrafterChoice:
         """The largest number of tokens in a chain, where it is known beforehand."""
         if self.assistant_model is None:
             return self.options.get("prompt_lookup_num_tokens")
+        by_model = self.longest_of_model
+        return by_model and max(by_model, self.looked_up)
+
+    @property
+    def longest_of_model(self) -> int | None:
+        """The largest number of tokens that a model of ours drafts, where it is known beforehand."""
         ours = self.drafts_with_model or self.drafts_with_eagle3
         return constant_length(self.num_assistant_tokens, self.schedule) if ours else None
 

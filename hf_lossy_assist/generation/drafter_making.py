@@ -6,6 +6,7 @@ import copy
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from torch import nn
 from transformers import LogitsProcessorList
 
 from .. import compat
@@ -17,6 +18,7 @@ from ..drafting.cross_tokenizer import CrossTokenizerDrafter
 from ..drafting.draft_ends import ConfidenceStop, draft_length_of, fresh
 from ..drafting.eagle3_drafter import Eagle3Drafter
 from ..drafting.encoder_decoder import EncoderDecoderDrafter
+from ..drafting.lookup_first import LookupFirstDrafter
 from ..drafting.model import ModelDrafter, mask_of
 from ..drafting.per_row import GeneratorDrafter, PerRowDrafter, drafter_of, missing
 from ..drafting.tree import (
@@ -53,6 +55,28 @@ def make_drafter(
     ``runner`` makes the draft model's runner, None for the drafter's own. ``returned`` says that the target's outputs
     have the states that an EAGLE-3 head reads.
     """
+    drafter = _drafter(choice, acceptor, call, processors, randomness, runner, tree, returned)
+    if not choice.looked_up:
+        return drafter
+    price = _size(choice.assistant_model) / _size(choice.target)
+    return LookupFirstDrafter(drafter, choice.looked_up, price, compat.placeholders(call.model, call.inputs))
+
+
+def _size(model: nn.Module) -> int:
+    """Return the bytes of a model's weights: what a forward over few tokens has to read."""
+    return sum(x.nbytes for x in (*model.parameters(), *model.buffers()))
+
+
+def _drafter(
+    choice: DrafterChoice,
+    acceptor: Acceptor,
+    call: Prepared,
+    processors: LogitsProcessorList,
+    randomness: Randomness,
+    runner: Callable[[], ModelRunner] | None,
+    tree: TreeConfig | DrawnTreeConfig | None,
+    returned: bool,
+) -> Drafter:
     model, settings = choice.assistant_model, _settings(call, processors, randomness)
     if tree is not None:
         settings |= {"shape": tree, "keep_hidden": "draft_hidden" in acceptor.needs}
@@ -115,7 +139,7 @@ def _for_one(
     """Return the drafter for one sequence of a call whose target has ``inputs``."""
     generator = _generator(choice, acceptor, row, randomness)
     if "draft_probs" in acceptor.needs and isinstance(generator, compat.DRAFTERS_WITHOUT_LOGITS):
-        raise missing("draft_probs", acceptor, generator)
+        raise missing("draft_probs", acceptor, type(generator).__name__)
     if generator.requires_model_outputs and compat.quantises(cache := compat.cache_of(inputs)):
         raise LossyUnsupportedError(
             f"{type(generator).__name__} drafts from the target's states in every round, but a {type(cache).__name__} "
