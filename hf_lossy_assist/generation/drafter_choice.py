@@ -142,6 +142,11 @@ class DrafterChoice:
                 f"nothing can draft from the states of {type(self.target).__name__}, which keeps a recurrent state and "
                 "reads kept tokens again; pass an `assistant_model` or `prompt_lookup_num_tokens`"
             )
+        if self.special and self.options.get("prompt_lookup_num_tokens"):
+            raise LossyUnsupportedError(
+                "`prompt_lookup_num_tokens` drafts in the rounds that a draft model leaves out, but this drafter reads "
+                "the target's states of every round; leave out either"
+            )
         if rule.unverified_drafting is not None and (self.looked_up or not self.drafts_with_model):
             raise LossyValueError(
                 f"the rule {name!r} runs a head on the draft model's states; pass an `assistant_model` with the "
