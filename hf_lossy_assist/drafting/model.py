@@ -158,9 +158,9 @@ class ModelDrafter(Drafter, CandidateGenerator):
     def propose(self, ids: Tensor, layout: Texts | None, remaining: Sequence[int]) -> Draft:
         before = self.calls, self.tokens
         self._drafted = n = min(self.draft_length.size, max(remaining) - 1, self.room(ids))
-        self.begin(ids)
         if n <= 0:
             return Draft.empty(ids)
+        self.begin(ids)
         if (whole := self.runner.draft(ids, n, self.randomness)) is not None:
             return self._whole(*whole, remaining)
         scores, states, looks, sure = [], [], [], []

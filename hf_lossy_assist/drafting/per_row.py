@@ -117,8 +117,8 @@ class ModelRowDrafter(GeneratorDrafter):
 
     generator: ModelDrafter
 
-    def ask(self, ids: Tensor, room: int, **context: Any) -> Draft:
-        return super().ask(ids, room) if room > 0 else self._draft(ids, 0, context)
+    def begin(self, ids: Tensor) -> None:
+        self.generator.begin(ids)
 
     def _draft(self, ids: Tensor, room: int, context: Mapping[str, Any]) -> Draft:
         return self.generator.propose(ids, None, [min(room + 1, self.generator.max_length - ids.shape[1])])

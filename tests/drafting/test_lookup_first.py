@@ -13,7 +13,11 @@ from hf_lossy_assist import LossyError
 from hf_lossy_assist.drafting import lookup_first
 from hf_lossy_assist.drafting.lookup_first import SHORTEST, LookupFirstDrafter, Repeats, _Row
 from tests.acceptors.fixtures import P, Q, chi_square_p
+from tests.drafting.test_cross_tokenizer import BOTH, prompts
+from tests.drafting.test_cross_tokenizer import pair as pair_of_tokenizers
 from tests.eagle3_heads import random_head
+from tests.encoder_decoders import made
+from tests.families import family, has_family
 from tests.parity import TIE, assert_lossless
 from tests.tiny_models import ARCHITECTURES, WINDOWS_ROLL_BACK, constant, noisy_copy, padded, prompt, tiny
 
@@ -140,6 +144,30 @@ def test_lossless_parity_with_other_drafters(drafter: str, batched: bool):
     target = tiny("llama")
     inputs = padded() if batched else {"input_ids": prompt()}
     _, ours = assert_lossless(target, LOOKUP | DRAFTERS[drafter](target), **GREEDY, **inputs)
+    assert 0 < ours.lossy_stats.looked_up < ours.lossy_stats.drafted
+
+
+def recurrent():
+    model = family("Mamba2" if has_family("Mamba2") else "FalconH1")
+    return tiny("llama"), {"assistant_model": model}, {"input_ids": prompt()}
+
+
+def translated():
+    target, draft = pair_of_tokenizers()
+    keywords = {"assistant_model": draft, **BOTH}
+    return target, keywords, dict(prompts("ba mi ko", "du", "la la be do gu"))
+
+
+def encoded():
+    target = made("t5")
+    return target, {"assistant_model": noisy_copy(target, 0.01)}, padded()
+
+
+@pytest.mark.parametrize("made_of", [recurrent, translated, encoded])
+def test_lossless_parity_with_drafters_of_single_texts_and_states(made_of, monkeypatch):
+    monkeypatch.setattr(lookup_first, "SHORTEST", 1)
+    target, keywords, inputs = made_of()
+    _, ours = assert_lossless(target, LOOKUP | keywords, **GREEDY | {"max_new_tokens": 30}, **inputs)
     assert 0 < ours.lossy_stats.looked_up < ours.lossy_stats.drafted
 
 
