@@ -195,7 +195,7 @@ def check_grammar(config: LossyConfig, processors: LogitsProcessorList, do_sampl
 
 
 def check_certificate(config: LossyConfig, choice: DrafterChoice, call: Prepared, given: GivenFields) -> None:
-    own, by_model = call.config, choice.drafts_with_model or choice.drafts_with_eagle3
+    own, by_model = call.config, choice.drafts_with_model or choice.drafts_with_eagle3 or choice.drafts_with_shared_keys
     draft = choice.assistant_model if by_model else None
     draws: Any = (1.0 if own.temperature is None else own.temperature) if own.do_sample else None
     if own.do_sample and (own.top_k or (own.top_p is not None and own.top_p < 1)):

@@ -28,6 +28,7 @@ from ..drafting.early_exit import first_layers
 from ..drafting.encoder_decoder import check_encoder_decoder_draft
 from ..drafting.model import check_decoder, check_draft_model
 from ..drafting.per_row import missing
+from ..drafting.shared_keys import check_shared_keys
 from ..drafting.vocabulary import check_tokenizers, check_vocabularies, same_tokenizer, vocabulary_sizes
 from ..errors import LossyUnsupportedError, LossyValueError
 from ..models.cache_rows import movable
@@ -86,7 +87,6 @@ class DrafterChoice:
             assistant = first_layers(target, layers)
         options = {name: value for name, value in options.items() if value}
         special = bool(options.get("speculation_type") or options.get("use_mtp"))
-        special = special or compat.drafts_from_target_states(assistant)
         ours = assistant is not None and generator is None and not special
         inner = compat.innermost(assistant)
         if ours and isinstance(inner, PreTrainedModel) and not inner.can_generate():
@@ -152,6 +152,11 @@ class DrafterChoice:
                 f"the rule {name!r} runs a head on the draft model's states; pass an `assistant_model` with the "
                 "target's tokenizer, and no other drafter"
             )
+        if "draft_hidden" in rule.needs and (self.drafts_with_eagle3 or self.drafts_with_shared_keys):
+            raise LossyUnsupportedError(
+                f"the rule {name!r} reads the states of a draft model, but `assistant_model` is a "
+                f"{type(self.assistant_model).__name__}, which goes on from the target's; pass a draft model"
+            )
         rule.check_models(self.target, None if self.drafts_with_eagle3 else self.assistant_model)
         if self.candidate_generator is not None:
             if not isinstance(self.candidate_generator, CandidateGenerator) and not callable(self.candidate_generator):
@@ -161,11 +166,8 @@ class DrafterChoice:
                 )
         elif self.drafts_with_eagle3:
             self.assistant_model.check(self.target)
-            if "draft_hidden" in rule.needs:
-                raise LossyUnsupportedError(
-                    f"the rule {name!r} reads the states of a draft model, but `assistant_model` is an EAGLE-3 head, "
-                    "which has none; pass a draft model"
-                )
+        elif self.drafts_with_shared_keys:
+            check_shared_keys(self.target, self.assistant_model)
         elif self.translation is not None:
             check_decoder(self.assistant_model)
         elif self.drafts_with_model:
@@ -243,12 +245,18 @@ class DrafterChoice:
         """Whether a draft model drafts in the target's tokens, by itself."""
         others = self.candidate_generator is not None or self.translation is not None or self.special
         own = self.assistant_model is not None and not self.target.config.is_encoder_decoder
-        return own and not others and not self.drafts_with_eagle3
+        return own and not others and not self.drafts_with_eagle3 and not self.drafts_with_shared_keys
 
     @cached_property
     def drafts_with_eagle3(self) -> bool:
         """Whether a head on the target's own states drafts."""
         return isinstance(self.assistant_model, Eagle3) and self.candidate_generator is None
+
+    @cached_property
+    def drafts_with_shared_keys(self) -> bool:
+        """Whether a model that reads the target's keys drafts."""
+        given = self.candidate_generator is None and not self.special
+        return given and compat.drafts_from_target_states(self.assistant_model)
 
     @property
     def longest(self) -> int | None:
@@ -261,7 +269,7 @@ class DrafterChoice:
     @property
     def longest_of_model(self) -> int | None:
         """The largest number of tokens that a model of ours drafts, where it is known beforehand."""
-        ours = self.drafts_with_model or self.drafts_with_eagle3
+        ours = self.drafts_with_model or self.drafts_with_eagle3 or self.drafts_with_shared_keys
         return constant_length(self.num_assistant_tokens, self.schedule) if ours else None
 
     @property

@@ -21,6 +21,7 @@ from ..drafting.encoder_decoder import EncoderDecoderDrafter
 from ..drafting.lookup_first import LookupFirstDrafter
 from ..drafting.model import ModelDrafter, mask_of
 from ..drafting.per_row import GeneratorDrafter, PerRowDrafter, drafter_of, missing
+from ..drafting.shared_keys import SharedKeysDrafter
 from ..drafting.tree import (
     DrawnTreeConfig,
     DrawnTreeDrafter,
@@ -96,6 +97,9 @@ def _drafter(
     if choice.drafts_with_eagle3:
         settings |= _kept(choice, acceptor, call) | {"returned": returned, "runner": runner}
         return Eagle3Drafter(model, choice.target, length, **settings)
+
+    if choice.drafts_with_shared_keys:
+        return SharedKeysDrafter(model, choice.target, length, **_kept(choice, acceptor, call), **settings)
 
     def for_row(row: Prepared) -> GeneratorDrafter:
         return _for_one(choice, acceptor, row, randomness, call.inputs)
