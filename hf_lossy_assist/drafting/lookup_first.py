@@ -7,13 +7,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from ..core.messages import Commit, Draft
 from ..core.recorders import StatsRecorder
 from ..core.texts import Texts
 from ..core.transfers import to_device
+from ..models.quantised import dtype_of
 from . import Drafter
 from .draft_ends import DEFAULT_NUM_TOKENS
 from .per_row import stacked
@@ -21,6 +22,9 @@ from .per_row import stacked
 SHORTEST = 3
 """The fewest last tokens of a text that have to stand in it before."""
 _PLACES = 16  # of these tokens that are tried, from the newest
+
+
+_SIZES = {"int8": 1, "int4": 0.5}
 
 
 class Repeats:
@@ -172,6 +176,22 @@ class LookupFirstDrafter(Drafter):
 
     def _allowed(self, tokens: list[int]) -> list[int]:
         return tokens[: next((i for i, token in enumerate(tokens) if token in self._never), None)]
+
+
+def price_of(draft: nn.Module, target: nn.Module) -> float:
+    """Return what a draft model's forward costs, in forwards of the target: the share of weights that it reads."""
+    return _bytes(draft) / _bytes(target)
+
+
+def _bytes(model: nn.Module) -> float:
+    """Return the bytes of the weights that a forward over few tokens reads, however they are stored."""
+    count = 0
+    for module in model.modules():
+        if hasattr(module, "in_features"):  # packed and quantised weights are no parameters
+            count += module.in_features * module.out_features
+        elif not isinstance(module, nn.Embedding):
+            count += sum(weight.numel() for weight in module.parameters(recurse=False))
+    return count * _SIZES.get(dtype_of(model), model.dtype.itemsize)
 
 
 def _part(draft: Draft, i: int, length: int) -> Draft:

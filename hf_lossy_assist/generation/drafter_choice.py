@@ -232,8 +232,9 @@ class DrafterChoice:
             )
         if self.confidence or self.stop is not None or self.schedule != "constant" or self.looked_up:
             raise LossyUnsupportedError(
-                "`assistant_confidence_threshold`, `stop_drafting`, `num_assistant_tokens_schedule` and, beside an "
-                "`assistant_model`, `prompt_lookup_num_tokens` are about chains, but `tree` in `lossy_config` asks for trees; leave out either"
+                "`assistant_confidence_threshold`, `stop_drafting`, `num_assistant_tokens_schedule` and "
+                "`prompt_lookup_num_tokens` are about chains, but `tree` in `lossy_config` asks for trees; leave out "
+                "either"
             )
 
     @property

@@ -6,7 +6,6 @@ import copy
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from torch import nn
 from transformers import LogitsProcessorList
 
 from .. import compat
@@ -18,7 +17,7 @@ from ..drafting.cross_tokenizer import CrossTokenizerDrafter
 from ..drafting.draft_ends import ConfidenceStop, draft_length_of, fresh
 from ..drafting.eagle3_drafter import Eagle3Drafter
 from ..drafting.encoder_decoder import EncoderDecoderDrafter
-from ..drafting.lookup_first import LookupFirstDrafter
+from ..drafting.lookup_first import LookupFirstDrafter, price_of
 from ..drafting.model import ModelDrafter, mask_of
 from ..drafting.per_row import GeneratorDrafter, PerRowDrafter, drafter_of, missing
 from ..drafting.shared_keys import SharedKeysDrafter
@@ -59,13 +58,8 @@ def make_drafter(
     drafter = _drafter(choice, acceptor, call, processors, randomness, runner, tree, returned)
     if not choice.looked_up:
         return drafter
-    price = _size(choice.assistant_model) / _size(choice.target)
+    price = price_of(choice.assistant_model, choice.target)
     return LookupFirstDrafter(drafter, choice.looked_up, price, compat.placeholders(call.model, call.inputs))
-
-
-def _size(model: nn.Module) -> int:
-    """Return the bytes of a model's weights: what a forward over few tokens has to read."""
-    return sum(x.nbytes for x in (*model.parameters(), *model.buffers()))
 
 
 def _drafter(

@@ -76,8 +76,8 @@ def test_a_row_looks_up_where_that_promises_more_per_cost(kept: list[int], price
     assert row.repeats.expected(3) == pytest.approx(1.176)
     for n in kept:
         row.rounds, row.kept, row.calls = row.rounds + 1, row.kept + n, row.calls + 5
-    rounds = len(kept) + 1  # and one that kept all of five
-    assert pays == (bool(kept) and 1 + 1.176 > (1 + (sum(kept) + 5) / rounds) / (1 + price * 5))
+    others = (1 + (sum(kept) + 5) / (len(kept) + 1)) / (1 + price * 5)  # with a round that kept all of five
+    assert pays == (bool(kept) and others < 1 + 1.176)
     assert row.promises_more(3, price) == pays
 
 
