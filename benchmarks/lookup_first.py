@@ -1,7 +1,7 @@
 """``python -m benchmarks.lookup_first``: what look-up before a draft model brings, by rounds.
 
-The target answers prompts greedily. Along its answers each drafter then drafts round after round, and what the target
-would keep is kept: the tokens that agree. So the rounds are those of ``lossless``, and the target runs once.
+The target answers prompts greedily. Along its answers each drafter then drafts round after round, and the tokens that
+agree are kept. So the rounds are those of ``lossless``, and the target runs once. Drafts end where the answer does.
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ from transformers.generation.candidate_generator import PromptLookupCandidateGen
 from benchmarks import PairName, command
 from hf_lossy_assist import enabled
 from hf_lossy_assist.acceptors import Lossless
-from hf_lossy_assist.cli.console import limit_threads, progress
+from hf_lossy_assist.cli.console import limit_threads
 from hf_lossy_assist.cli.models import LoadedModels, ModelOptions
+from hf_lossy_assist.cli.options import Threads
 from hf_lossy_assist.core.messages import Commit
 from hf_lossy_assist.core.texts import Texts, common_prefix
 from hf_lossy_assist.drafting import Drafter
@@ -44,37 +45,34 @@ COLUMNS = {name: itemgetter(i) for i, name in enumerate(HEADINGS)}
 class LookUpAlone(GeneratorDrafter):
     """transformers' prompt look-up, which learns nothing."""
 
-    def observe(self, commit: Commit) -> None:
-        return
+    observe = Drafter.observe
 
 
 def main(
     out: Annotated[Path, typer.Option(metavar="FILE", help="A file of counts; those that it has are not made again.")],
     texts: Annotated[Path, typer.Option(metavar="FILE", help="A file of answers; those that it has are read.")],
     pair: PairName = "arithmetic",
-    data: Annotated[Path | None, typer.Option(help="Spec-Bench's question.jsonl; else the pair's own task.")] = None,
+    data: Annotated[Path | None, typer.Option(help="Spec-Bench's question.jsonl, else the pair's task.")] = None,
     limit: Annotated[int, typer.Option(min=1, help="Prompts of each category.")] = 8,
     max_new_tokens: Annotated[int, typer.Option(min=8, help="Of an answer.")] = 128,
     gamma: Annotated[int, typer.Option(min=1, help="Tokens of the model's drafts; 15 end early, as by default.")] = 5,
     count: Annotated[int, typer.Option(min=1, help="Tokens of a looked-up draft.")] = 10,
-    draft_dtype: Annotated[str | None, typer.Option(help="As for evaluate.")] = None,
-    prepack: Annotated[bool, typer.Option(help="As for evaluate.")] = False,
-    threads: Annotated[int, typer.Option(min=1)] = 1,
+    threads: Threads = None,
 ) -> None:
     """Print tokens per call of the target and drafted tokens per call by category, with 95 % intervals over prompts."""
     limit_threads(threads)
-    asked = {"gamma": gamma, "count": count}
-    loaded = ModelOptions(pair, prepack=prepack, draft_dtype=draft_dtype).load()
-    price, screen = price_of(loaded.draft, loaded.target), Console(soft_wrap=True)
-    with progress(screen) as bar:
-        for text in bar.track(answers(loaded, texts, data, limit, max_new_tokens), description="replaying"):
-            named = {"category": text["category"], "id": text["id"], **asked}
-            if not any(named.items() <= row.items() for _, row in read_lines(out)):
-                made = drafters(loaded, gamma, count, price)
-                counts = [replayed(drafter, text["prompt"], text["answer"]) for drafter in made]
-                append_lines(out, [named | {"price": price, "counts": counts}])
-    rows = [row for _, row in read_lines(out) if asked.items() <= row.items()]
-    screen.print(table(summary(rows), COLUMNS, f"γ = {gamma}, up to {count} tokens looked up"))
+    asked, real = {"gamma": gamma, "count": count}, data is not None
+    loaded = ModelOptions(pair, prepack=real, draft_dtype="int8" if real else None).load()
+    price, done = price_of(loaded.draft, loaded.target), [row for _, row in read_lines(out)]
+    for text in answers(loaded, texts, data, limit, max_new_tokens):
+        named = {"category": text["category"], "id": text["id"], **asked}
+        if not any(named.items() <= row.items() for row in done):
+            made = drafters(loaded, gamma, count, price)
+            counts = [replayed(drafter, text["prompt"], text["answer"]) for drafter in made]
+            done.append(named | {"price": price, "counts": counts})
+            append_lines(out, done[-1:])
+    lines = summary([row for row in done if asked.items() <= row.items()])
+    Console(soft_wrap=True).print(table(lines, COLUMNS, f"γ = {gamma}, up to {count} tokens looked up"))
 
 
 def answers(
@@ -85,22 +83,18 @@ def answers(
 
     def answered(category: str, i: int, prompt: list[int]) -> dict[str, Any]:
         if (category, i) not in known:
-            ids = torch.tensor([prompt])
+            ids, drafting = torch.tensor([prompt]), {"assistant_model": loaded.draft, "lossy_mode": "lossless"}
+            asked = {"attention_mask": torch.ones_like(ids), "do_sample": False, "max_new_tokens": max_new_tokens}
             with enabled(loaded.target):
-                whole = loaded.target.generate(
-                    ids, attention_mask=torch.ones_like(ids), assistant_model=loaded.draft, lossy_mode="lossless",
-                    do_sample=False, max_new_tokens=max_new_tokens,
-                )[0].tolist()  # fmt: skip
-            known[category, i] = {"category": category, "id": i, "prompt": prompt, "answer": whole[len(prompt) :]}
+                answer = loaded.target.generate(ids, **asked, **drafting)[0, len(prompt) :].tolist()
+            known[category, i] = {"category": category, "id": i, "prompt": prompt, "answer": answer}
             append_lines(kept, [known[category, i]])
         return known[category, i]
 
-    if data is None:
-        for i, prompt in enumerate(loaded.encode(loaded.task.examples("test", limit))):
-            yield answered(loaded.task.name, i, prompt)
-        return
     seen: Counter[str] = Counter()
-    for question in map(json.loads, data.read_text(encoding="utf-8").splitlines()):
+    for i, prompt in enumerate(() if data else loaded.encode(loaded.task.examples("test", limit))):
+        yield answered(loaded.task.name, i, prompt)
+    for question in map(json.loads, data.read_text(encoding="utf-8").splitlines() if data else ()):
         category, number, turns = (question[key] for key in ("category", "question_id", "turns"))
         seen[category] += 1
         if seen[category] <= limit:
@@ -120,8 +114,7 @@ def drafters(models: LoadedModels, gamma: int, count: int, price: float) -> list
 
     def model() -> ModelDrafter:
         stop = AcceptanceStop(threshold=0.5) if gamma == LONGEST else None
-        vocabulary = vocabulary_of(models.target, models.draft)
-        return ModelDrafter(models.draft, gamma, keep_logits=False, vocabulary=vocabulary, stop=stop)
+        return ModelDrafter(models.draft, gamma, vocabulary=vocabulary_of(models.target, models.draft), stop=stop)
 
     alone = PromptLookupCandidateGenerator(num_output_tokens=count, max_length=NO_END)
     return [model(), LookUpAlone(alone, Lossless(), {}), LookupFirstDrafter(model(), count, price)]
@@ -137,8 +130,8 @@ def replayed(drafter: Drafter, prompt: list[int], answer: list[int]) -> list[int
         rest = ids[0, start:].tolist()
         kept = common_prefix(draft.tokens[0].tolist(), rest)
         grown = rest[: kept + 1]
-        own = {"accepted": (kept,), "counts": (len(grown),), "rows": (0,), "padding": (0,), "tokens": (grown,)}
-        drafter.observe(Commit(ids, start, len(draft), **own, verification=None))
+        of_row = (kept,), (len(grown),), (0,), (0,)
+        drafter.observe(Commit(ids, start, len(draft), *of_row, verification=None, tokens=(grown,)))
         start, calls = start + len(grown), calls + 1
         forwards, looked_up = forwards + draft.cost.calls, looked_up + draft.cost.looked_up
     return [calls, len(answer), forwards, looked_up]
