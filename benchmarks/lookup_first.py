@@ -144,7 +144,7 @@ def summary(rows: list[dict[str, Any]]) -> list[list[str]]:
     for name in [*names, "all"] if len(names) > 1 else names:
         own = [row for row in rows if name in (row["category"], "all")]
         # A prompt's calls, tokens, forwards and looked-up tokens, of each drafter.
-        sums, price = np.array([sum(row["counts"], []) for row in own], dtype=float), own[0]["price"]
+        sums, price = np.array([np.ravel(row["counts"]) for row in own], dtype=float), own[0]["price"]
         figures = [lambda s, i=i: s[:, i + 1] / s[:, i] for i in (0, 4, 8)]
         figures += [lambda s, i=i: s[:, i + 2] / s[:, i] for i in (0, 8)]
         figures.append(lambda s, c=price: (s[:, 0] + c * s[:, 2]) / (s[:, 8] + c * s[:, 10]))

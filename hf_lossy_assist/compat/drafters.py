@@ -107,7 +107,7 @@ def within_windows(assistant: PreTrainedModel, keys: SharedKeys) -> SharedKeys:
 def read_with_shared_keys(
     assistant: PreTrainedModel, embedded: torch.Tensor, state: torch.Tensor, keys: SharedKeys, inputs: dict[str, Any]
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Run an assistant over one token ``(B, 1, d)`` and the target's ``state`` before it; return logits and the next."""
+    """Run an assistant over a token ``(B, 1, d)`` and the ``state`` before it; return logits and the next state."""
     both = torch.cat([embedded, state.to(embedded.device)], dim=-1)
     output = assistant(inputs_embeds=both, shared_kv_states=keys, use_cache=False, **inputs)
     return output.logits, output.last_hidden_state

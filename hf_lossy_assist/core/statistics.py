@@ -167,7 +167,7 @@ class LossyStats:
             "bonus": f"{self.bonus}",
             "target calls": f"{self.target_calls}",
             "draft calls": f"{self.draft_calls}",
-            "looked up": f"{self.looked_up or ''}",
+            **({"looked up": f"{self.looked_up}"} if self.looked_up else {}),
             "rounds by tokens accepted": " ".join(f"{n}:{count}" for n, count in enumerate(self.accepted_histogram)),
         }
         known |= {f"seconds, {stage}": f"{seconds:.3f}" for stage, seconds in self.seconds.items()}

@@ -122,9 +122,9 @@ class LookupFirstDrafter(Drafter):
     A round costs one forward of the target, and ``price`` of it for each forward of the draft model; looking up costs
     nothing. So a row looks up where 1 + Σᵢ aⁱ > (1 + M) / (1 + c·d): :class:`Repeats` gives a, M is the mean number of
     tokens that the row's other rounds kept, d that of their forwards, and c the price. In a batch forwards are saved
-    only if all rows look up; else each decides with c = 0. The first round is the drafter's. A looked-up draft, of up to
-    ``count`` tokens that end before one in ``never``, is a point mass: the choice reads the text alone, so lossless
-    rules stay lossless. Prompt look-up: Saxena 2023, https://github.com/apoorvumang/prompt-lookup-decoding.
+    only if all rows look up; else each decides with c = 0. The first round is the drafter's. A looked-up draft, of up
+    to ``count`` tokens that end before one in ``never``, is a point mass: the choice reads what is committed alone, so
+    lossless rules stay lossless. Prompt look-up: Saxena 2023, https://github.com/apoorvumang/prompt-lookup-decoding.
     """
 
     def __init__(self, drafter: Drafter, count: int, price: float, never: Sequence[int] = ()) -> None:

@@ -100,9 +100,7 @@ class GeneratorDrafter(Drafter):
         }
 
 
-def missing(
-    need: str, acceptor: Acceptor, drafter: str, remedy: str = "pass an `assistant_model`"
-) -> LossyValueError:
+def missing(need: str, acceptor: Acceptor, drafter: str, remedy: str = "pass an `assistant_model`") -> LossyValueError:
     """Return the error for a rule that needs more than a drafter gives."""
     rule = next(rule for rule in getattr(acceptor, "rules", (acceptor,)) if need in rule.needs)
     settings = "".join(f'set `{key}="{value}"` in `lossy_config`, ' for key, value in rule.without_q.items())

@@ -30,7 +30,9 @@ from .vocabulary import check_vocabularies, vocabulary_of
 def check_shared_keys(target: PreTrainedModel, assistant: PreTrainedModel) -> None:
     """Raise unless the target has the keys that ``assistant`` reads."""
     if (obstacle := obstacle_to_shared_keys(target, assistant)) is not None:
-        raise LossyUnsupportedError(f"`assistant_model` is a {type(assistant).__name__}, {obstacle}; pass a draft model")
+        raise LossyUnsupportedError(
+            f"`assistant_model` is a {type(assistant).__name__}, {obstacle}; pass a draft model"
+        )
     check_vocabularies(target, assistant)
 
 

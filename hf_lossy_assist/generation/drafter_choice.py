@@ -152,11 +152,6 @@ class DrafterChoice:
                 f"the rule {name!r} runs a head on the draft model's states; pass an `assistant_model` with the "
                 "target's tokenizer, and no other drafter"
             )
-        if "draft_hidden" in rule.needs and (self.drafts_with_eagle3 or self.drafts_with_shared_keys):
-            raise LossyUnsupportedError(
-                f"the rule {name!r} reads the states of a draft model, but `assistant_model` is a "
-                f"{type(self.assistant_model).__name__}, which goes on from the target's; pass a draft model"
-            )
         rule.check_models(self.target, None if self.drafts_with_eagle3 else self.assistant_model)
         if self.candidate_generator is not None:
             if not isinstance(self.candidate_generator, CandidateGenerator) and not callable(self.candidate_generator):
@@ -179,6 +174,12 @@ class DrafterChoice:
             raise LossyValueError(
                 f"`lossy_mode` {name!r} needs a drafter; pass `assistant_model`, `prompt_lookup_num_tokens` or "
                 "`candidate_generator`"
+            )
+        if "draft_hidden" in rule.needs and (self.drafts_with_eagle3 or self.drafts_with_shared_keys):
+            kind = "an EAGLE-3 head" if self.drafts_with_eagle3 else f"a {type(self.assistant_model).__name__}"
+            raise LossyUnsupportedError(
+                f"the rule {name!r} reads the states of a draft model, but `assistant_model` is {kind}, which has "
+                "none; pass a draft model"
             )
         if config.tree is not None:
             self._check_tree(rule, config.tree.drawn)
