@@ -98,9 +98,9 @@ def test_greedy_drafts_are_those_of_transformers(
     lookup = {"prompt_lookup_num_tokens": 3} if looked_up else {}
     stats = target.generate(
         **inputs, **GREEDY, assistant_model=assistant, num_assistant_tokens=4, lossy_mode="topk",
-        lossy_config={"k": 16, "inspect": True}, **lookup,
+        lossy_config={"k": 40, "inspect": True}, **lookup,
     ).lossy_stats  # fmt: skip
-    assert all(stats.accepted_histogram[:3]), "some rounds keep nothing, and some keep several tokens"
+    assert stats.accepted_histogram[0] > 1 < sum(stats.accepted_histogram[1:4]), "some rounds keep nothing, some a part"
     assert (stats.looked_up > 0) == looked_up
     compared = 0
     for text, tokens, logits in drafts:
@@ -109,7 +109,7 @@ def test_greedy_drafts_are_those_of_transformers(
             torch.testing.assert_close(logits, own.float(), atol=TIE, rtol=TIE)
             assert tokens.tolist() == expected.tolist()
             compared += 1
-    assert compared > 8
+    assert compared > (3 if looked_up else 8)
 
 
 @pytest.mark.parametrize("gamma", [2, 6])
@@ -119,7 +119,7 @@ def test_lossless_parity_with_drafts_of_the_length_that_is_asked_for(target, ass
     drafting = {"assistant_model": assistant, "num_assistant_tokens": gamma}
     _, ours = assert_lossless(target, drafting, **inputs, **GREEDY)
     assert {len(tokens) for _, tokens, _ in drafts} == set(range(gamma + 1))
-    assert ours.lossy_stats.draft_calls >= gamma * (ours.lossy_stats.rounds // len(inputs["input_ids"]) - gamma)
+    assert ours.lossy_stats.drafted > gamma * 20
 
 
 def test_drafts_are_drawn_from_the_law_that_is_reported(target, assistant, drafts):
@@ -161,7 +161,7 @@ def test_sampling_has_the_target_s_law(target, assistant):
 def test_rules_of_two_laws_and_the_default_ends_of_drafts(target, assistant, default_ends):
     kwargs = {**GREEDY, "input_ids": prompt(), "assistant_model": assistant}
     stats = target.generate(**kwargs, lossy_mode="fsd", lossy_config={"inspect": True}).lossy_stats
-    assert stats.drafted > stats.rounds
+    assert 0 < stats.drafted < 15 * stats.rounds
     assert all(record.scores.q is not None for record in stats.records if record.fate == "accepted")
     stopped = target.generate(**kwargs, lossy_mode="lossless", lossy_config={"stop_drafting": {"by": "confidence"}})
     assert stopped.lossy_stats.drafted < stats.drafted + 100
