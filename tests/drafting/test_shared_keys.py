@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+
 import numpy as np
 import pytest
 import torch
@@ -93,6 +95,8 @@ def test_greedy_drafts_are_those_of_transformers(
     target, assistant, batched: bool, looked_up: bool, drafts, monkeypatch
 ):
     """Whatever was kept before, and wherever rows have moved to; texts outgrow the window."""
+    if "model_kwargs" in inspect.signature(SinglePositionMultiTokenCandidateGenerator).parameters:
+        pytest.skip("this version's drafter is made for one call, and ends drafts with the text")
     monkeypatch.setattr(lookup_first, "SHORTEST", 1)
     inputs = padded() if batched else {"input_ids": prompt(5)}
     lookup = {"prompt_lookup_num_tokens": 3} if looked_up else {}
