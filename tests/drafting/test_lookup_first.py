@@ -171,18 +171,18 @@ def test_lossless_parity_with_drafters_of_single_texts_and_states(made_of, monke
     assert 0 < ours.lossy_stats.looked_up < ours.lossy_stats.drafted
 
 
-@pytest.mark.parametrize("rows", [1, 3])
-def test_sampling_has_the_target_s_law_whatever_a_text_decides(rows: int, monkeypatch):
-    """Some 4,500 tokens: p > 1e-5 catches a law that is off by 0.04 anywhere; a text's tokens are independent."""
+@pytest.mark.parametrize(("rows", "tokens"), [(1, 1000), (4, 600)])
+def test_sampling_has_the_target_s_law_whatever_a_text_decides(rows: int, tokens: int, monkeypatch):
+    """1,000 tokens, p > 1e-5: catches a law that is off by 0.08 anywhere; a text's tokens are independent."""
 
     monkeypatch.setattr(_Row, "promises_more", sometimes)
     out = constant(P).generate(
         torch.ones(rows, 1, dtype=torch.long), attention_mask=torch.ones(rows, 1), assistant_model=constant(Q, seed=1),
-        lossy_mode="lossless", lossy_config={"seed": 0}, do_sample=True, top_k=0, max_new_tokens=4500 // rows,
+        lossy_mode="lossless", lossy_config={"seed": 0}, do_sample=True, top_k=0, max_new_tokens=tokens,
         return_dict_in_generate=True, **LOOKUP,
     )  # fmt: skip
     stats = out.lossy_stats
-    assert 1000 < stats.looked_up < stats.drafted - 1000
+    assert 200 < stats.looked_up < stats.drafted - 200
     tokens = out.sequences[:, 1:].numpy()
     assert chi_square_p(np.bincount(tokens.flatten(), minlength=len(P)), np.array(P)) > 1e-5
     pairs = len(P) * tokens[:, :-1] + tokens[:, 1:]
