@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import GenerationConfig, pipeline
 
-from hf_lossy_assist import LossyError
+from hf_lossy_assist import LossyError, enabled, last_stats
 from hf_lossy_assist.drafting import lookup_first
 from hf_lossy_assist.drafting.lookup_first import SHORTEST, LookupFirstDrafter, Repeats, _Row
 from tests.acceptors.fixtures import P, Q, chi_square_p
@@ -225,6 +225,9 @@ def test_the_fields_are_those_of_a_generation_config_and_of_a_pipeline(pair, tmp
     plain = pair.target.generate(**inputs, max_new_tokens=24, do_sample=False)
     assert out.sequences.equal(plain)
     assert 0 < out.lossy_stats.looked_up < out.lossy_stats.drafted
+    with enabled(pair.target, assistant_model=pair.draft, **LOOKUP):
+        pair.target.generate(**inputs, max_new_tokens=24, do_sample=False)
+        assert last_stats(pair.target).looked_up == out.lossy_stats.looked_up
     pipe = pipeline("text-generation", pair.target, tokenizer=pair.tokenizer, assistant_model=pair.draft)
     text = pipe("Question: Ada has 3 pens. Tom has 3 pens. Bob has 3", max_new_tokens=24, do_sample=False,
                 lossy_mode="lossless", **LOOKUP)[0]["generated_text"]  # fmt: skip
