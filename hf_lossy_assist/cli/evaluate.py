@@ -59,7 +59,7 @@ def evaluate(
     lookup = given.get("prompt_lookup")
     with setup.vllm or nullcontext():
         for mode in setup.modes(modes, setup.heads):  # before models are loaded
-            mode.check_draft(model=lookup is None and bool(assistant or pair), lookup=lookup is not None)
+            mode.check_draft(model=setup.models.has_draft, lookup=lookup is not None)
         loaded = setup.load(optional=("--assistant",))
         models = (context.obj or (lambda models: models))(loaded.models)  # studies change them first
         measures = {key: given[key] for key in MEASURING if key in given}

@@ -119,7 +119,9 @@ def drafting_of(mode: DecodingMode, loaded: LoadedModels, lookup: int | None) ->
     """Return the keywords of ``generate()`` for drafting, by a model or by prompt ``lookup``."""
     keywords: dict[str, Any] = {"tokenizer": loaded.tokenizer}
     if lookup is not None:
-        return keywords | {"prompt_lookup_num_tokens": lookup}
+        keywords["prompt_lookup_num_tokens"] = lookup
+    if loaded.draft is None:
+        return keywords
     keywords["assistant_model"] = loaded.draft
     if mode.gamma is not None:
         keywords["num_assistant_tokens"] = mode.gamma

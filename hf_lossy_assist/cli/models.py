@@ -107,10 +107,15 @@ class ModelOptions:
     device: str | None = None
     folder: str | None = None  # with the pair's models
     assistant_tokenizer: str | None = None  # if the draft's folder has none
-    prompt_lookup: int | None = None  # draft length without a draft model
+    prompt_lookup: int | None = None  # tokens that are looked up, in a pair's draft's place
     prepack: bool = False
     draft_dtype: str | None = None
     threads: int | None = None
+
+    @property
+    def has_draft(self) -> bool:
+        """Whether a model drafts: with prompt lookup, a pair's own is named as ``--assistant draft``."""
+        return self.assistant is not None or (self.pair is not None and self.prompt_lookup is None)
 
     def check(self, others: Mapping[str, Any] | None = None, optional: Collection[str] = ()) -> None:
         """Refuse options that conflict, before anything is loaded; set the number of threads.
@@ -125,13 +130,7 @@ class ModelOptions:
             raise LossyValueError(f"`assistant_tokenizer` {self.assistant_tokenizer!r} needs an `--assistant`; add it")
         if self.prompt_lookup is not None:
             optional = (*optional, "--assistant")
-            if self.assistant is not None:
-                raise LossyValueError(
-                    f"`prompt_lookup` {self.prompt_lookup} drafts without a model; leave it or `--assistant` out"
-                )
-        if self.draft_dtype is not None and (
-            self.prompt_lookup is not None or self.assistant == MTP or (self.pair or self.assistant) is None
-        ):
+        if self.draft_dtype is not None and (self.assistant == MTP or not self.has_draft):
             raise LossyValueError(f"`--draft-dtype` {self.draft_dtype} needs a draft model; add `--assistant`")
         missing = [f"`{name}`" for name, value in named.items() if value is None and name not in optional]
         if self.pair is None and missing:
@@ -168,11 +167,11 @@ class ModelOptions:
         draft, heads, tokenizer = pair.draft, pair.rule_heads, None
         if self.assistant == "eagle3" and pair.eagle3 is not None:
             draft = pair.eagle3
-        elif self.assistant is not None:
+        elif self.assistant not in (None, "draft"):
             dtype = self.dtype or str(pair.target.dtype).removeprefix("torch.")
             draft, heads = named and load_draft("--assistant", named, dtype, one), {}
             tokenizer = self._draft_tokenizer()
-        if self.prompt_lookup is not None:
+        if not self.has_draft:
             draft = None
         task = task or pair.task or PromptList(STORY_OPENINGS)
         return LoadedModels(pair.target, draft, pair.tokenizer, task, heads, draft_tokenizer=tokenizer)

@@ -36,7 +36,7 @@ CHOOSING = {
 }
 DRAFTING = {
     "gamma": "drafted tokens a round where a mode does not say, or auto; 5 by default",
-    "prompt_lookup": "draft up to so many tokens by prompt lookup, without a model",
+    "prompt_lookup": "look up to so many tokens up in the text, before an --assistant drafts, or without a model",
     "vllm_python": "the interpreter of an environment with vLLM and this package",
     "reference": "the mode to compare with; plain, else lossless by default",
 }
@@ -101,7 +101,8 @@ class Setup:
 
     @property
     def gamma(self) -> int | str:
-        gamma = self.settings.get("prompt_lookup", self.settings.get("gamma", 5))
+        alone = {} if self.models.has_draft else self.settings
+        gamma = alone.get("prompt_lookup", self.settings.get("gamma", 5))
         return read_gamma(str(gamma), "gamma")
 
     @cached_property

@@ -22,7 +22,7 @@ Shapes: ``B`` rows, ``n`` drafted tokens, ``V`` vocabulary. Every tensor has the
 from __future__ import annotations
 
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from types import SimpleNamespace
@@ -40,11 +40,15 @@ from .verification import Verification
 
 @dataclass(frozen=True)
 class DraftCost:
-    """The cost of a proposal: forwards of the draft model, tokens in them, and tokens that a head scored."""
+    """The cost of a proposal: forwards of the draft model, tokens in them, and tokens that a head scored.
+
+    ``looked_up`` tokens cost none of these: the text gave them in a model's place.
+    """
 
     calls: int = 0
     tokens: int = 0
     scored: int = 0
+    looked_up: int = 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -229,6 +233,8 @@ class Commit:
         How the rows move into the next round's rectangle; None if they stay.
     path
         ``(B, k)`` the columns of a tree that stay, in order; shorter paths end in arbitrary columns. None for a chain.
+    tokens
+        On the host, the tokens that each row's text has grown by; none for a row that did not ask the target.
     """
 
     ids: Tensor
@@ -242,6 +248,7 @@ class Commit:
     outputs: Any = None
     shift: RowShift | None = None
     path: Tensor | None = None
+    tokens: tuple[Sequence[int], ...] = ()
 
     @property
     def width(self) -> int:

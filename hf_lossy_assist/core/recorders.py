@@ -124,6 +124,7 @@ class StatsRecorder:
         """Count the cost of a proposal for the given rows."""
         self._count("draft", cost.calls, cost.tokens, rows, len(rows))
         self.work["head_calls"] += cost.scored
+        self.work["looked_up"] += cost.looked_up
 
     def _count(self, model: str, calls: int, tokens: int, rows: Sequence[int], among: int) -> None:
         self.work[f"{model}_calls"] += calls

@@ -55,6 +55,8 @@ class LossyStats:
         Tokens in each model's forward passes, padding included.
     head_calls
         Tokens that a head scored while drafting.
+    looked_up
+        Drafted tokens that were looked up in the text, where a model drafts otherwise.
     flops
         For a rule with unverified tokens: floating-point operations of all forwards, ``"actual"``, and in the paper's
         accounting, ``"paper"``, in which the target reads one token a call.
@@ -83,6 +85,7 @@ class LossyStats:
     target_tokens: int = 0
     draft_tokens: int = 0
     head_calls: int = 0
+    looked_up: int = 0
     flops: Mapping[str, float] = field(default_factory=dict)
     trace: tuple[str, ...] = ()
     records: tuple[TokenRecord, ...] = ()
@@ -164,6 +167,7 @@ class LossyStats:
             "bonus": f"{self.bonus}",
             "target calls": f"{self.target_calls}",
             "draft calls": f"{self.draft_calls}",
+            **({"looked up": f"{self.looked_up}"} if self.looked_up else {}),
             "rounds by tokens accepted": " ".join(f"{n}:{count}" for n, count in enumerate(self.accepted_histogram)),
         }
         known |= {f"seconds, {stage}": f"{seconds:.3f}" for stage, seconds in self.seconds.items()}
@@ -332,7 +336,7 @@ def _plain(value: Any) -> Any:
     return list(value) if isinstance(value, tuple) else value
 
 
-WORK = ("target_calls", "draft_calls", "target_tokens", "draft_tokens", "head_calls")
+WORK = ("target_calls", "draft_calls", "target_tokens", "draft_tokens", "head_calls", "looked_up")
 _COUNTS = ("rounds", "drafted", "accepted", "accepted_lossy", "corrected", "bonus", "unverified")
 _DERIVED = (
     "tokens_per_round",

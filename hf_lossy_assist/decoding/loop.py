@@ -133,6 +133,7 @@ class Decoding:
         ended = [progress.ended[row] for row in rows]
         self.done = all(ended)
         self._count(decisions, counts)
+        committed = zip(rows, counts, strict=True)
         commit = Commit(
             ids=extended,
             start=start,
@@ -145,6 +146,7 @@ class Decoding:
             outputs=None if output is None else output.outputs,
             shift=texts.grow(extended, lengths, ended),
             path=path,
+            tokens=tuple(decisions[row].tokens[:count] if row in decisions else () for row, count in committed),
         )
         if not self.done or len(rows) == 1:
             self.target.keep(commit)

@@ -31,6 +31,10 @@ class Drafter(ABC):
             How many more tokens fit into each text, the target's own token included.
         """
 
+    def begin(self, ids: Tensor) -> None:
+        """Begin a draft after ``ids`` ``(B, W)``; whatever was drafted after them is forgotten."""
+        return
+
     def observe(self, commit: Commit) -> None:
         """Learn from a round, and follow its rows."""
         return

@@ -231,7 +231,6 @@ class ModelDrafter(Drafter, CandidateGenerator):
         return sys.maxsize if self.positions is None else max(0, self.positions + 1 - ids.shape[1])
 
     def begin(self, ids: Tensor) -> None:
-        """Begin a draft after ``ids`` ``(B, W)``."""
         # The drafter has seen all committed tokens but the newest, so a longer cache holds rejected ones.
         self.runner.rewind(ids.shape[1] - 1)
         self.text, self.drafted = ids, []

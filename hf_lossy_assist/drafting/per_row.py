@@ -56,7 +56,7 @@ class GeneratorDrafter(Drafter):
         draft = self._allowed(self._draft(ids, room, context))
         for need, value in (("draft_probs", draft.logits), ("draft_hidden", draft.hidden)):
             if len(draft) and need in self.acceptor.needs and value is None:
-                raise missing(need, self.acceptor, self.generator)
+                raise missing(need, self.acceptor, type(self.generator).__name__)
         return draft
 
     def _allowed(self, draft: Draft) -> Draft:
@@ -100,13 +100,13 @@ class GeneratorDrafter(Drafter):
         }
 
 
-def missing(need: str, acceptor: Acceptor, generator: CandidateGenerator) -> LossyValueError:
+def missing(need: str, acceptor: Acceptor, drafter: str, remedy: str = "pass an `assistant_model`") -> LossyValueError:
     """Return the error for a rule that needs more than a drafter gives."""
     rule = next(rule for rule in getattr(acceptor, "rules", (acceptor,)) if need in rule.needs)
     settings = "".join(f'set `{key}="{value}"` in `lossy_config`, ' for key, value in rule.without_q.items())
     return LossyValueError(
-        f"the rule {rule.name!r} needs the draft's {_NEEDED[need]}, but {type(generator).__name__} gives none; "
-        f"{settings}pass an `assistant_model`, or use a rule that reads the target alone, e.g. 'topk' or 'typical'"
+        f"the rule {rule.name!r} needs the draft's {_NEEDED[need]}, but {drafter} gives none; {settings}{remedy}, or "
+        "use a rule that reads the target alone, e.g. 'topk' or 'typical'"
     )
 
 
@@ -114,6 +114,9 @@ class ModelRowDrafter(GeneratorDrafter):
     """Drafts for one sequence with a :class:`ModelDrafter`, which also gives states and costs."""
 
     generator: ModelDrafter
+
+    def begin(self, ids: Tensor) -> None:
+        self.generator.begin(ids)
 
     def _draft(self, ids: Tensor, room: int, context: Mapping[str, Any]) -> Draft:
         return self.generator.propose(ids, None, [min(room + 1, self.generator.max_length - ids.shape[1])])
@@ -135,20 +138,25 @@ class PerRowDrafter(Drafter):
         texts = [ids[i : i + 1, padding:] for i, padding in enumerate(layout.left_padding)]
         drafters = [self.drafters[row] for row in layout.rows]
         drafts = [x.propose(text, layout, [room]) for x, text, room in zip(drafters, texts, remaining, strict=True)]
-        lengths = tuple(map(len, drafts))
-        n = max(lengths)
-        known = next((x.logits for x in drafts if x.logits is not None), None)
-        return Draft(
-            _stacked([x.tokens for x in drafts], n, layout.pad),
-            None if known is None else _stacked([_logits_of(x, known) for x in drafts], n, 0.0),
-            _stacked([x.hidden for x in drafts], n, 0.0),
-            None if min(lengths) == n else lengths,
-            cost=DraftCost(sum(x.cost.calls for x in drafts), sum(x.cost.tokens for x in drafts)),
-        )
+        return stacked(drafts, layout.pad)
 
     def observe(self, commit: Commit) -> None:
         for i, row in enumerate(commit.rows):
             self.drafters[row].learn(commit, i)
+
+
+def stacked(drafts: Sequence[Draft], pad: int) -> Draft:
+    """Return the drafts of single rows as one; where some know q, the others are point masses."""
+    lengths = tuple(map(len, drafts))
+    n = max(lengths)
+    known = next((x.logits for x in drafts if x.logits is not None), None)
+    return Draft(
+        _stacked([x.tokens for x in drafts], n, pad),
+        None if known is None else _stacked([_logits_of(x, known) for x in drafts], n, 0.0),
+        _stacked([x.hidden for x in drafts], n, 0.0),
+        None if min(lengths) == n else lengths,
+        cost=DraftCost(sum(x.cost.calls for x in drafts), sum(x.cost.tokens for x in drafts)),
+    )
 
 
 def _logits_of(draft: Draft, like: Tensor) -> Tensor:

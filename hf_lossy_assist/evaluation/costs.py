@@ -212,7 +212,7 @@ def _vary(models: Models, mode: DecodingMode) -> bool:
     if mode.gamma is None:
         return False
     by_text = {"stop_drafting"} if mode.rule else {"schedule", "threshold"}
-    return models.lookup or "sprinter" in mode.rules or not by_text.isdisjoint(mode.settings)
+    return models.lookup > 0 or "sprinter" in mode.rules or not by_text.isdisjoint(mode.settings)
 
 
 def _within(models: Models, lengths: Sequence[int], rounds: int, gammas: Iterable[int]) -> list[int]:

@@ -8,7 +8,7 @@ from pathlib import Path
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from .. import tasks
-from ..errors import LossyValueError, need
+from ..errors import need
 from ..heads import Head
 from ..models.prepacked import is_prepacked
 from ..store.folder import this_process
@@ -77,7 +77,8 @@ def evaluate(
     temperature, top_p
         Of sampling, with no other warper; without a temperature, decoding is greedy.
     prompt_lookup_num_tokens
-        Drafts by prompt lookup instead of a model, up to so many tokens; replaces ``gamma``.
+        Up to so many tokens are looked up in the text, where that promises more than the draft's γ. Without a draft
+        they replace ``gamma``.
     max_new_tokens
         The longest response; the task's by default.
     seed
@@ -126,13 +127,11 @@ def evaluate(
     need("lab", "`evaluate`")
     if prompt_lookup_num_tokens is not None:
         bounded(1, integer=True).check("prompt_lookup_num_tokens", prompt_lookup_num_tokens)
-        gamma = prompt_lookup_num_tokens
-        if draft is not None:
-            raise LossyValueError(f"`prompt_lookup_num_tokens` {gamma} drafts without a model; leave it or `draft` out")
+        gamma = gamma if draft is not None else prompt_lookup_num_tokens
     listed = modes_of(modes, gamma, temperature, top_p, heads or {}) if isinstance(modes, str) else list(modes)
     if noise_floor:
         listed = with_noise(listed, gamma, dtype=not is_prepacked(target))
-    models = Models(target, draft, heads or {}, prompt_lookup_num_tokens is not None, tokenizer)
+    models = Models(target, draft, heads or {}, prompt_lookup_num_tokens or 0, tokenizer)
     evaluation = Evaluation(
         models, tokenizer, tasks.load(task) if isinstance(task, str) else task, listed,
         reference or reference_of(listed), limit, split, batch_size, max_new_tokens, seed, this_process(),

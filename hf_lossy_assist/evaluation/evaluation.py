@@ -83,7 +83,7 @@ class Evaluation:
         if self.reference not in labels:
             raise LossyValueError(f"`reference` has to be one of the modes {labels}, but is {self.reference!r}")
         for mode in self.modes:
-            mode.check_draft(model=self.models.draft is not None, lookup=self.models.lookup)
+            mode.check_draft(model=self.models.draft is not None, lookup=self.models.lookup > 0)
             mode.check_heads(self.models.heads)
         if self.measure not in (None, *MEASURES):
             raise LossyValueError(f"`measure` has to be one of {list(MEASURES)}, but is {self.measure!r}")
@@ -259,6 +259,7 @@ class Evaluation:
             "target": asdict(ModelIdentity.of(target)),
             "draft": None if draft is None else asdict(ModelIdentity.of(draft)),
             **model_changes(target, draft),
+            **({"prompt_lookup_num_tokens": self.models.lookup} if draft is not None and self.models.lookup else {}),
             **({"ends": list(self.task.ends)} if self.task.ends else {}),
             "modes": {mode.label: mode.described(self.models.heads) for mode in self.modes},
             "problems": self._problems(),

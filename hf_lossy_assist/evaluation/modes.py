@@ -51,10 +51,14 @@ class Models:
     """A target with a draft, and trained heads by the rule that uses them."""
 
     target: PreTrainedModel
-    draft: PreTrainedModel | None = None  # None for the target alone, or with prompt lookup
+    draft: PreTrainedModel | None = None  # None for the target alone, or with prompt lookup alone
     heads: Mapping[str, Head] = field(default_factory=dict)
-    lookup: bool = False  # draft by prompt lookup instead of a model
+    lookup: int = 0  # up to so many tokens are looked up first; without a draft, as many as a mode says
     tokenizer: Any = None  # the target's, for rules and limits that read texts
+
+    @property
+    def only_looks_up(self) -> bool:
+        return self.draft is None and self.lookup > 0
 
 
 @dataclass(frozen=True)
@@ -156,7 +160,7 @@ class DecodingMode:
         if not model and (self.answers == "draft" or (self.gamma and not lookup)):
             instead = "" if self.answers == "draft" else ", or `prompt_lookup_num_tokens` instead"
             raise LossyValueError(f"`draft` has to be given for the mode {self.label!r}{instead}")
-        if lookup and self.gamma == "auto":
+        if lookup and not model and self.gamma == "auto":
             raise LossyValueError(
                 f"`modes` has {self.label!r}, but prompt lookup needs a number of tokens; put it after the @"
             )
@@ -167,7 +171,7 @@ class DecodingMode:
     @contextmanager
     def prepared(self, models: Models) -> Iterator[None]:
         """Make ``generate()`` understand :meth:`keywords` inside a block; the models are restored afterwards."""
-        stock = self.rule is None and self.gamma is not None and not models.lookup
+        stock = self.rule is None and self.gamma is not None and not models.only_looks_up
         changed = _stock_drafts(models.draft, self.gamma, self.settings) if stock else nullcontext()
         if self.is_rounding and "dtype" in self.settings:
             changed = _in_dtype(models.target, self.settings["dtype"])
@@ -183,16 +187,18 @@ class DecodingMode:
         }
         if self.temperature is not None:
             keywords |= {"temperature": self.temperature, "top_k": 0, "top_p": self.top_p}
-        if self.gamma and models.lookup:
+        if self.gamma and models.only_looks_up:
             keywords["prompt_lookup_num_tokens"] = self.gamma
         elif self.gamma:
             keywords["assistant_model"] = models.draft
+            if models.lookup and self.rule is not None:  # transformers' loop would take only one of both
+                keywords["prompt_lookup_num_tokens"] = models.lookup
         if self.rule is None and self.settings.get("cache") == "static":
             keywords["cache_implementation"] = "static"
         if self.rule is not None:
             heads = {name: models.heads[name] for name in self.rules if name in models.heads} or self.head
             keywords |= {
-                **({} if self.gamma and models.lookup else {"num_assistant_tokens": self.gamma}),
+                **({} if self.gamma and models.only_looks_up else {"num_assistant_tokens": self.gamma}),
                 "lossy_config": {**self.settings, "seed": seed},
                 **({"lossy_head": heads} if heads else {}),
                 **({} if models.tokenizer is None else {"tokenizer": models.tokenizer}),

@@ -195,7 +195,7 @@ def check_grammar(config: LossyConfig, processors: LogitsProcessorList, do_sampl
 
 
 def check_certificate(config: LossyConfig, choice: DrafterChoice, call: Prepared, given: GivenFields) -> None:
-    own, by_model = call.config, choice.drafts_with_model or choice.drafts_with_eagle3
+    own, by_model = call.config, choice.drafts_with_model or choice.drafts_with_eagle3 or choice.drafts_with_shared_keys
     draft = choice.assistant_model if by_model else None
     draws: Any = (1.0 if own.temperature is None else own.temperature) if own.do_sample else None
     if own.do_sample and (own.top_k or (own.top_p is not None and own.top_p < 1)):
@@ -203,7 +203,8 @@ def check_certificate(config: LossyConfig, choice: DrafterChoice, call: Prepared
     certified = config.certificate.setting.config.get("num_assistant_tokens")
     gamma = certified if choice.automatic and certified == "auto" else choice.num_assistant_tokens
     # Calibrations leave these fields at their defaults, or to the draft's own files.
-    ends = {name: given(name) for name in ("assistant_confidence_threshold", "num_assistant_tokens_schedule")}
+    names = ("assistant_confidence_threshold", "num_assistant_tokens_schedule", "prompt_lookup_num_tokens")
+    ends = {name: given(name) for name in names}
     others = [f"`{name}` {value!r}" for name, value in ends.items() if value not in (None, 0, "constant")]
     gamma = f"{gamma} with {' and '.join(others)}" if others else gamma
     config.certificate.check(config.rule, config.in_full(), call.model, draft, gamma, draws)

@@ -27,6 +27,8 @@ from ..drafting.early_exit import first_layers
 from ..drafting.encoder_decoder import check_encoder_decoder_draft
 from ..drafting.model import check_decoder, check_draft_model
 from ..drafting.mtp import mtp_of
+from ..drafting.per_row import missing
+from ..drafting.shared_keys import check_shared_keys
 from ..drafting.state_head import StateHead
 from ..drafting.vocabulary import check_tokenizers, check_vocabularies, same_tokenizer, vocabulary_sizes
 from ..errors import LossyUnsupportedError, LossyValueError
@@ -89,7 +91,6 @@ class DrafterChoice:
         if only_mtp and not compat.several_or_sliding_mtp(target):
             options, assistant = {}, mtp_of(target)
         special = bool(options.get("speculation_type") or options.get("use_mtp"))
-        special = special or compat.drafts_from_target_states(assistant)
         ours = assistant is not None and generator is None and not special
         inner = compat.innermost(assistant)
         if ours and isinstance(inner, PreTrainedModel) and not inner.can_generate():
@@ -124,6 +125,12 @@ class DrafterChoice:
             stop=stop,
         )
 
+    @property
+    def looked_up(self) -> int:
+        """How many tokens may be looked up before a draft model is asked; 0 where it always drafts."""
+        model = self.assistant_model is not None and self.candidate_generator is None and not self.special
+        return self.options.get("prompt_lookup_num_tokens", 0) if model else 0
+
     def check(self, config: LossyConfig) -> None:
         """Raise where nothing can draft for the rule."""
         rule, name = config.rule, config.rule.name
@@ -143,7 +150,12 @@ class DrafterChoice:
                 f"nothing can draft from the states of {type(self.target).__name__}, which keeps a recurrent state and "
                 "reads kept tokens again; pass an `assistant_model` or `prompt_lookup_num_tokens`"
             )
-        if rule.unverified_drafting is not None and not self.drafts_with_model:
+        if self.special and self.options.get("prompt_lookup_num_tokens"):
+            raise LossyUnsupportedError(
+                "`prompt_lookup_num_tokens` drafts in the rounds that a draft model leaves out, but this drafter reads "
+                "the target's states of every round; leave out either"
+            )
+        if rule.unverified_drafting is not None and (self.looked_up or not self.drafts_with_model):
             raise LossyValueError(
                 f"the rule {name!r} runs a head on the draft model's states; pass an `assistant_model` with the "
                 "target's tokenizer, and no other drafter"
@@ -157,11 +169,8 @@ class DrafterChoice:
                 )
         elif self.drafts_with_eagle3:
             self.assistant_model.check(self.target)
-            if "draft_hidden" in rule.needs:
-                raise LossyUnsupportedError(
-                    f"the rule {name!r} reads the states of a draft model, but {self.assistant_model.title} drafts, "
-                    "which has none; pass a draft model"
-                )
+        elif self.drafts_with_shared_keys:
+            check_shared_keys(self.target, self.assistant_model)
         elif self.translation is not None:
             check_decoder(self.assistant_model)
         elif self.drafts_with_model:
@@ -174,8 +183,17 @@ class DrafterChoice:
                 f"`lossy_mode` {name!r} needs a drafter; pass `assistant_model`, `prompt_lookup_num_tokens` or "
                 "`candidate_generator`"
             )
+        if "draft_hidden" in rule.needs and (self.drafts_with_eagle3 or self.drafts_with_shared_keys):
+            kind = self.assistant_model.title if self.drafts_with_eagle3 else f"a {type(self.assistant_model).__name__}"
+            raise LossyUnsupportedError(
+                f"the rule {name!r} reads the states of a draft model, but {kind} drafts, which has none; pass a draft "
+                "model"
+            )
         if config.tree is not None:
             self._check_tree(rule, config.tree.drawn)
+        for need in ("draft_probs", "draft_hidden"):
+            if self.looked_up and need in rule.needs:
+                raise missing(need, rule, "`prompt_lookup_num_tokens`", "leave it out")
 
     def _check_nothing(self, config: LossyConfig) -> None:
         if config.rule.name != "lossless" or config.tree is not None or self.stop is not None:
@@ -228,10 +246,11 @@ class DrafterChoice:
                 f"the rule {name!r} judges the nodes of a tree one by one, so it can't decide drawn siblings; use "
                 "`lossless`, or give `tree` a `depth` in place of `branches`"
             )
-        if self.confidence or self.stop is not None or self.schedule != "constant":
+        if self.confidence or self.stop is not None or self.schedule != "constant" or self.looked_up:
             raise LossyUnsupportedError(
-                "`assistant_confidence_threshold`, `stop_drafting` and `num_assistant_tokens_schedule` are about "
-                "chains, but `tree` in `lossy_config` asks for trees; leave out either"
+                "`assistant_confidence_threshold`, `stop_drafting`, `num_assistant_tokens_schedule` and "
+                "`prompt_lookup_num_tokens` are about chains, but `tree` in `lossy_config` asks for trees; leave out "
+                "either"
             )
 
     @property
@@ -250,12 +269,18 @@ class DrafterChoice:
         """Whether a draft model drafts in the target's tokens, by itself."""
         others = self.candidate_generator is not None or self.translation is not None or self.special
         own = self.assistant_model is not None and not self.target.config.is_encoder_decoder
-        return own and not others and not self.drafts_with_eagle3
+        return own and not others and not self.drafts_with_eagle3 and not self.drafts_with_shared_keys
 
     @cached_property
     def drafts_with_eagle3(self) -> bool:
         """Whether a head on the target's own states drafts."""
         return isinstance(self.assistant_model, StateHead) and self.candidate_generator is None
+
+    @cached_property
+    def drafts_with_shared_keys(self) -> bool:
+        """Whether a model that reads the target's keys drafts."""
+        given = self.candidate_generator is None and not self.special
+        return given and compat.drafts_from_target_states(self.assistant_model)
 
     @property
     def longest(self) -> int | None:
@@ -264,7 +289,13 @@ class DrafterChoice:
             return 0
         if self.assistant_model is None:
             return self.options.get("prompt_lookup_num_tokens")
-        ours = self.drafts_with_model or self.drafts_with_eagle3
+        by_model = self.longest_of_model
+        return by_model and max(by_model, self.looked_up)
+
+    @property
+    def longest_of_model(self) -> int | None:
+        """The largest number of tokens that a model of ours drafts, where it is known beforehand."""
+        ours = self.drafts_with_model or self.drafts_with_eagle3 or self.drafts_with_shared_keys
         return constant_length(self.num_assistant_tokens, self.schedule) if ours else None
 
     @property

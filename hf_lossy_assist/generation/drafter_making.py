@@ -17,8 +17,10 @@ from ..drafting.cross_tokenizer import CrossTokenizerDrafter
 from ..drafting.draft_ends import ConfidenceStop, draft_length_of, fresh
 from ..drafting.eagle3_drafter import Eagle3Drafter
 from ..drafting.encoder_decoder import EncoderDecoderDrafter
+from ..drafting.lookup_first import LookupFirstDrafter, price_of
 from ..drafting.model import ModelDrafter, mask_of
 from ..drafting.per_row import GeneratorDrafter, PerRowDrafter, drafter_of, missing
+from ..drafting.shared_keys import SharedKeysDrafter
 from ..drafting.tree import (
     DrawnTreeConfig,
     DrawnTreeDrafter,
@@ -55,6 +57,23 @@ def make_drafter(
     """
     if choice.drafts_nothing:
         return NoDrafter()
+    drafter = _drafter(choice, acceptor, call, processors, randomness, runner, tree, returned)
+    if not choice.looked_up:
+        return drafter
+    price = price_of(choice.assistant_model, choice.target)
+    return LookupFirstDrafter(drafter, choice.looked_up, price, compat.placeholders(call.model, call.inputs))
+
+
+def _drafter(
+    choice: DrafterChoice,
+    acceptor: Acceptor,
+    call: Prepared,
+    processors: LogitsProcessorList,
+    randomness: Randomness,
+    runner: Callable[[], ModelRunner] | None,
+    tree: TreeConfig | DrawnTreeConfig | None,
+    returned: bool,
+) -> Drafter:
     model, settings = choice.assistant_model, _settings(call, processors, randomness)
     if tree is not None:
         settings |= {"shape": tree, "keep_hidden": "draft_hidden" in acceptor.needs}
@@ -74,6 +93,9 @@ def make_drafter(
     if choice.drafts_with_eagle3:
         settings |= _kept(choice, acceptor, call) | {"returned": returned, "runner": runner}
         return Eagle3Drafter(model, choice.target, length, **settings)
+
+    if choice.drafts_with_shared_keys:
+        return SharedKeysDrafter(model, choice.target, length, **_kept(choice, acceptor, call), **settings)
 
     def for_row(row: Prepared) -> GeneratorDrafter:
         return _for_one(choice, acceptor, row, randomness, call.inputs)
@@ -117,7 +139,7 @@ def _for_one(
     """Return the drafter for one sequence of a call whose target has ``inputs``."""
     generator = _generator(choice, acceptor, row, randomness)
     if "draft_probs" in acceptor.needs and isinstance(generator, compat.DRAFTERS_WITHOUT_LOGITS):
-        raise missing("draft_probs", acceptor, generator)
+        raise missing("draft_probs", acceptor, type(generator).__name__)
     if generator.requires_model_outputs and compat.quantises(cache := compat.cache_of(inputs)):
         raise LossyUnsupportedError(
             f"{type(generator).__name__} drafts from the target's states in every round, but a {type(cache).__name__} "

@@ -207,12 +207,13 @@ class _RunnerChoice:
             widths, room = ((newest, *sizes), ()) if eagle3 else ((newest,), tuple(sizes)), newest + sum(sizes)
             return Shapes(*widths, room=room)
         # An EAGLE-3 head reads all that a round has committed. A model has read it as a draft, but for its last token.
-        newest = () if longest is None or not eagle3 else (longest + 1,)
+        # Nor has a model read what was looked up.
+        newest = () if longest is None or not (eagle3 or choice.looked_up) else (longest + 1,)
         way = self._way(None if eagle3 else vocabulary_of(self.model, choice.assistant_model))
         if way is None:
-            widths = (1, *newest) if eagle3 else _DRAFT_WIDTHS
-            return Shapes(widths, room=widths[-1])
-        return Shapes(newest, drafts=longest, choice=way, room=longest + 1)
+            widths = ((1,) if eagle3 else _DRAFT_WIDTHS) + newest
+            return Shapes(widths, room=max(widths))
+        return Shapes(newest, drafts=choice.longest_of_model, choice=way, room=longest + 1)
 
     def _way(self, vocabulary: Vocabulary | None) -> TokenChoice | None:
         """Return how whole drafts choose their tokens; None where each token is drafted alone."""

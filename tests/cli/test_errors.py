@@ -77,7 +77,6 @@ ERRORS = {
         (f"{PAIR} --set split=none", "`split` has to be one of"),
         (f"{PAIR} --limit 0", "'--limit'"),
         (f"{PAIR} --set prompt_lookup=0", "`prompt_lookup` has to be an int >= 1"),
-        (f"{PAIR} --set prompt_lookup=3 --assistant A", "drafts without a model"),
         (f"{PAIR} --set prompt_lookup=3 --modes plain,topk@auto", "`--modes` has 'topk@auto'"),
         ("--model x --assistant y --set folder=z", "'z' has the models of a `--pair`"),
         ("--model no/such --task arithmetic --modes plain,draft", "`--assistant` has to be .* mode 'draft'"),

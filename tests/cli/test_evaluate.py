@@ -94,6 +94,14 @@ def test_prompt_lookup_drafts_in_the_pair_s_place(bundled, tmp_path):
     }
 
 
+def test_prompt_lookup_comes_before_a_draft_that_is_named(bundled, tmp_path):
+    run("--pair", "arithmetic", *SMALL, "--assistant", "draft", "--set", "prompt_lookup=2", "--out", str(tmp_path))
+    manifest = json.loads((tmp_path / "manifest.json").read_text())
+    assert manifest["draft"] is not None
+    assert manifest["prompt_lookup_num_tokens"] == 2
+    assert {mode.get("num_assistant_tokens") for mode in manifest["modes"].values()} == {None, 3}
+
+
 def test_ctrl_c_keeps_what_was_answered(bundled, tmp_path, monkeypatch):
     asked, answer = [], module.run_request
 

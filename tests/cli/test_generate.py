@@ -140,6 +140,9 @@ def test_prompt_lookup_drafts_without_an_assistant(bundled, models):
     assert int(re.search(r"\bdraft calls[^\d\n]+(\d+)", printed)[1]) == 0
     result = run(*models[:2], "--set", "prompt_lookup=3", "--max-new-tokens", "12", PROMPT)
     assert result.exit_code == 0, result.output
+    printed = run_pair("--stats", "--assistant", "draft", "--set", "prompt_lookup=3")
+    assert printed.startswith(run_pair())
+    assert int(re.search(r"\bdraft calls[^\d\n]+(\d+)", printed)[1]) > 0
 
 
 def test_a_prompt_may_be_put_into_the_chat_template(models, tiny_pair_folder, tmp_path):

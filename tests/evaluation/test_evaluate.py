@@ -278,10 +278,20 @@ def test_prompt_lookup_drafts_without_a_model(pair):
     assert [keywords.get("prompt_lookup_num_tokens") for keywords in asked] == [None, 4, 2]
     with pytest.raises(LossyValueError, match=r"dropmatch: .*`criterion=\"naive\"`"):
         hf_lossy_assist.evaluate(pair.target, modes="plain,dropmatch", **options)
-    with pytest.raises(LossyValueError, match="`prompt_lookup_num_tokens` 4 drafts without a model"):
-        hf_lossy_assist.evaluate(pair.target, pair.draft, modes="plain,lossless", **options)
     with pytest.raises(LossyValueError, match="`prompt_lookup_num_tokens` has to be an int >= 1, but is 0"):
         hf_lossy_assist.evaluate(pair.target, modes=modes, **options | {"prompt_lookup_num_tokens": 0})
+
+
+def test_prompt_lookup_comes_before_a_draft(pair, tmp_path):
+    asked = [mode.keywords(Models(pair.target, pair.draft, lookup=4), 0) for mode in parse_modes("plain,stock,topk@2")]
+    assert [keywords.get("prompt_lookup_num_tokens") for keywords in asked] == [None, None, 4]
+    assert [keywords.get("assistant_model") for keywords in asked] == [None, pair.draft, pair.draft]
+    assert asked[2]["num_assistant_tokens"] == 2
+    options = {"tokenizer": pair.tokenizer, "task": pair.task, "limit": 2, "modes": "plain,stock,lossless@auto"}
+    result = hf_lossy_assist.evaluate(pair.target, pair.draft, prompt_lookup_num_tokens=4, out=tmp_path, **options)
+    assert len({answer.text for answer in result.answers}) == 2
+    with pytest.raises(LossyValueError, match="`out`"):
+        hf_lossy_assist.evaluate(pair.target, pair.draft, out=tmp_path, **options)  # other rounds
 
 
 def test_a_mode_that_can_t_run_is_refused_before_any_answer(evaluation):

@@ -150,8 +150,10 @@ def families_of(plan: Mapping[str, Any]) -> dict[str, list[str]]:
         raise LossyValueError(f"`modes` has to name lossy settings beside {reference!r}, but is {list(modes)}")
     if any("top_p" in mode for mode in plan["modes"].values()):
         raise LossyValueError("a certificate covers whole distributions; evaluate without `top_p` (`--top-p`)")
-    if plan["draft"] is None:
-        raise LossyValueError("a certificate names its draft, but prompt lookup has none; evaluate with a draft model")
+    if plan["draft"] is None or "prompt_lookup_num_tokens" in plan:
+        raise LossyValueError(
+            "a certificate names its draft, but prompt lookup has none; evaluate with a draft model alone"
+        )
     return families
 
 

@@ -114,8 +114,9 @@ def test_the_fastest_certified_setting_is_chosen(answered: Path):
         calibrate_from(answered, 3, modes=["topk:k=9"])
 
 
-def test_drafts_that_were_looked_up_are_not_certified(tmp_path: Path):
-    looked_up = replace(evaluation(), models=Models(TARGET, lookup=True))
+@pytest.mark.parametrize("draft", [None, DRAFT])
+def test_drafts_that_were_looked_up_are_not_certified(tmp_path: Path, draft):
+    looked_up = replace(evaluation(), models=Models(TARGET, draft, lookup=4))
     AnswerStore(tmp_path, looked_up.plan())
     for certify in (lambda: calibrate(looked_up), lambda: calibrate_from(tmp_path)):
         with pytest.raises(LossyValueError, match="prompt lookup has none"):
