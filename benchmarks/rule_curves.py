@@ -96,7 +96,11 @@ def dropped(head: torch.nn.Module, states: Tensor, q: Tensor, x: Tensor, paths: 
         mask = (uniform >= rate).to(states.dtype) / (1 - rate)
         logits = head((states[:, None] * mask).flatten(0, 1)).float().view(len(x), paths, 1, -1)
         v = Verification(
-            x[:, None], clean[:, None].expand(-1, 2, -1), draft_logits=q.log()[:, None], dropped_logits=logits
+            x[:, None],
+            clean[:, None].expand(-1, 2, -1),
+            draft_logits=q.log()[:, None],
+            dropped_logits=logits,
+            centroid_logits=logits.mean(1),
         )
         kept.append(DropMatch(dropout=rate).keep(v)[:, 0])
     return torch.stack(kept, -1)

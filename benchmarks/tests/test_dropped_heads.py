@@ -27,7 +27,7 @@ def test_criteria_are_those_of_the_rule():
         dropped = head(states[:, None] * mask)
         v = Verification(
             q.argmax(-1)[:, None], head(states)[:, None].expand(-1, 2, -1), draft_logits=q.log()[:, None],
-            dropped_logits=dropped[:, :, None],
+            dropped_logits=dropped[:, :, None], centroid_logits=dropped.mean(1)[:, None],
         )  # fmt: skip
         kept = DropMatch(dropout=0.3, candidates=None).keep(v)[:, 0]
     assert torch.equal(kept, said.by_divergence | said.by_majority)

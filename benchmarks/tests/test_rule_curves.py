@@ -72,6 +72,21 @@ def test_regret_of_one_token_has_the_order_of_the_ratio(laws):
         assert 0 < kept.float().mean() < 1
 
 
+def test_dropped_heads_keep_more_as_they_err_more():
+    """Without dropout, DropMatch keeps the target's own tokens; with much of it, nearly all."""
+    draw = torch.Generator().manual_seed(0)
+    head, states = torch.nn.Linear(24, WIDTH, bias=False), torch.randn(200, 24, generator=draw)
+    torch.nn.init.normal_(head.weight, generator=draw)
+    with torch.inference_mode():
+        p = head(states)
+        q = (p + torch.randn(200, WIDTH, generator=draw) * 3).softmax(-1)
+        differ = p.argmax(-1) != q.argmax(-1)
+        kept = rule_curves.dropped(head, states[differ], q[differ], q[differ].argmax(-1)).float().mean(0)
+    assert len(kept) == len(rule_curves.DROPOUTS) - 1
+    assert kept[0] < 0.1
+    assert kept[-1] > kept[0] + 0.2
+
+
 def test_features_are_those_of_the_laws_and_words():
     p, q = torch.tensor([[0.5, 0.3, 0.2]]), torch.tensor([[0.2, 0.7, 0.1]])
     (found,) = features(p, q, torch.tensor([1]), torch.tensor([0]), {0: " 12", 1: " +"}).tolist()

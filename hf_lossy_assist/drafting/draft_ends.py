@@ -65,8 +65,8 @@ def check_confidence(value: Any) -> None:
         bounded(0, 1).check("assistant_confidence_threshold", value)
 
 
-def check_num_tokens(value: Any) -> None:
-    bounded(0, integer=True, word="auto").check("num_assistant_tokens", value)
+def check_num_tokens(value: Any, least: int = 1) -> None:
+    bounded(least, integer=True, word="auto").check("num_assistant_tokens", value)
 
 
 class DraftStop(ABC):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
@@ -188,13 +188,15 @@ class LossyConfig:
         return _plain(values)
 
 
-def guarded(fields: Mapping[str, Any], lower: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return lossy fields with the first ``require_lossless`` of ``lower`` ones: it outlives the mode it came with."""
-    configs = [each.get("lossy_config") or {} for each in (fields, *lower)]
-    said = (each["require_lossless"] for each in configs if isinstance(each, Mapping) and "require_lossless" in each)
-    if not next(said, False) or not isinstance(configs[0], Mapping):
-        return dict(fields)
-    return {**fields, "lossy_config": {**configs[0], "require_lossless": True}}
+def guarded(fields: dict[str, Any], *lower: Any) -> dict[str, Any]:
+    """Return lossy fields with ``require_lossless`` of ``lower`` configs: it outlives the mode that it came with."""
+    own = fields.get("lossy_config") or {}
+    for config in (own, *lower):
+        if isinstance(config, Mapping) and "require_lossless" in config:
+            if config["require_lossless"] and isinstance(own, Mapping):
+                return {**fields, "lossy_config": {**own, "require_lossless": True}}
+            break
+    return fields
 
 
 def members_of(mode: Any) -> tuple[list[str | Acceptor], type[AnyOf] | type[AllOf] | None]:

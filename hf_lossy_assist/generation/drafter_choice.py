@@ -125,7 +125,7 @@ class DrafterChoice:
             stop=stop,
         )
 
-    @property
+    @cached_property
     def looked_up(self) -> int:
         """How many tokens may be looked up before a draft model is asked; 0 where it always drafts."""
         model = self.assistant_model is not None and self.candidate_generator is None and not self.special
@@ -134,7 +134,7 @@ class DrafterChoice:
     def check(self, config: LossyConfig) -> None:
         """Raise where nothing can draft for the rule."""
         rule, name = config.rule, config.rule.name
-        check_num_tokens(self.num_assistant_tokens)
+        check_num_tokens(self.num_assistant_tokens, least=0)
         check_schedule(self.schedule)
         check_confidence(self.confidence)
         if self.drafts_nothing:
@@ -183,7 +183,7 @@ class DrafterChoice:
                 f"`lossy_mode` {name!r} needs a drafter; pass `assistant_model`, `prompt_lookup_num_tokens` or "
                 "`candidate_generator`"
             )
-        if "draft_hidden" in rule.needs and (self.drafts_with_eagle3 or self.drafts_with_shared_keys):
+        if (self.drafts_with_eagle3 or self.drafts_with_shared_keys) and "draft_hidden" in rule.needs:
             kind = self.assistant_model.title if self.drafts_with_eagle3 else f"a {type(self.assistant_model).__name__}"
             raise LossyUnsupportedError(
                 f"the rule {name!r} reads the states of a draft model, but {kind} drafts, which has none; pass a draft "
@@ -253,7 +253,7 @@ class DrafterChoice:
                 "either"
             )
 
-    @property
+    @cached_property
     def drafts_nothing(self) -> bool:
         """Whether the target decodes alone, in this package's loop and on its runners."""
         return self.num_assistant_tokens == 0

@@ -201,7 +201,8 @@ def _merged(layers: Iterable[dict[str, Any]]) -> dict[str, Any]:
         if not given.keys().isdisjoint(DRAFTERS):
             dropped = (*dropped, *DRAFTERS)
         kept = {name: value for name, value in merged.items() if name not in dropped}
-        merged = guarded(kept | given, [merged]) if given.get("lossy_mode", mode) is not None else kept | given
+        on = given.get("lossy_mode", mode) is not None
+        merged = guarded(kept | given, merged.get("lossy_config")) if on else kept | given
     return {name: value for name, value in merged.items() if value is not None}
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import chain
 from types import MappingProxyType
 from typing import Any
 
@@ -66,8 +67,8 @@ class LossyCall:
         configs = [kwargs.get("generation_config"), model.generation_config]
         said = GivenFields(model, {**kwargs, **defaults, **given})
         # Settings of a lower level than the mode's belong to another mode.
-        fields, level, sources = {}, 0, [given, defaults, *map(_lossy_fields, configs)]
-        for level, source in enumerate(sources):  # noqa: B007
+        fields, level = {}, 0
+        for level, source in enumerate(chain((given, defaults), map(_lossy_fields, configs))):  # noqa: B007
             fields = source | fields
             if "lossy_mode" in source:
                 break
@@ -77,7 +78,8 @@ class LossyCall:
             if orphan is not None and "lossy_mode" not in given:
                 raise LossyValueError(f"`{orphan}` needs a `lossy_mode`, but none is set; got {given[orphan]!r}")
             return None
-        fields = guarded(fields, sources[level:])
+        saved = getattr(configs[0], "lossy_config", None), getattr(configs[1], "lossy_config", None)
+        fields = guarded(fields, defaults.get("lossy_config"), *saved)
         try:
             config = LossyConfig.from_fields(
                 mode, fields.get("lossy_config"), fields.get("lossy_head"), device=compat.device_of(model)

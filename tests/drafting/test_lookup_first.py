@@ -13,13 +13,13 @@ from hf_lossy_assist import LossyError, enabled, last_stats
 from hf_lossy_assist.drafting import lookup_first
 from hf_lossy_assist.drafting.lookup_first import SHORTEST, LookupFirstDrafter, Repeats, _Row
 from tests.acceptors.fixtures import P, Q, chi_square_p
-from tests.drafting.test_cross_tokenizer import BOTH, prompts
-from tests.drafting.test_cross_tokenizer import pair as pair_of_tokenizers
 from tests.eagle3_heads import random_head
 from tests.encoder_decoders import made
 from tests.families import family, has_family
 from tests.parity import TIE, assert_lossless
 from tests.tiny_models import ARCHITECTURES, WINDOWS_ROLL_BACK, constant, noisy_copy, padded, prompt, tiny
+from tests.two_tokenizers import BOTH, prompts
+from tests.two_tokenizers import pair as pair_of_tokenizers
 
 GREEDY = {"do_sample": False, "max_new_tokens": 60, "eos_token_id": None, "return_dict_in_generate": True}
 LOOKUP = {"prompt_lookup_num_tokens": 6, "num_assistant_tokens": 3}
