@@ -24,7 +24,7 @@ from transformers import LlamaConfig, get_wsd_schedule
 from benchmarks.bundled_pair.pretraining import load_checkpoint, save_checkpoint
 from hf_lossy_assist import Eagle3, pairs
 from hf_lossy_assist.drafting.eagle3_config import Eagle3Config
-from hf_lossy_assist.drafting.eagle3_drafter import LayerStates
+from hf_lossy_assist.drafting.state_drafter import LayerStates
 
 Text = tuple[Tensor, int]
 """The tokens of a prompt and its answer, and where the answer begins."""

@@ -16,7 +16,8 @@ from ..models.static.cache_slot import StaticCacheSlot
 from ..models.static.fixed_runner import FixedRunner, Prepare, TokenChoice, WholeDraft, chained
 from ..models.static.forwards import DecoderForward, FixedForward, shallow
 from .eagle3 import Eagle3
-from .eagle3_drafter import Eagle3Forwards, embedded
+from .eagle3_drafter import Eagle3Forwards
+from .state_head import embedded
 from .vocabulary import DraftVocabulary, vocabulary_sizes
 
 
