@@ -71,6 +71,16 @@ class Eagle3Forwards(StateForwards):
         """Run the head over the next slots; ``ids`` ``(B, n)`` are the tokens after those of the slots."""
         return self._run(ids, states, *self._next(ids.shape[1]))
 
+    def _next(self, count: int) -> tuple[Tensor, Tensor | None]:
+        """Return positions and mask of the next ``count`` slots."""
+        positions, there = self._places(count)
+        slots = torch.arange(self._first, self.seen + count, device=self.model.device)
+        queries = slots[-count:, None]
+        if there is not None:
+            # Padding sees itself, since attention over nothing gives NaN.
+            return positions, ((slots <= queries) & there[:, None] | (slots == queries))[:, None]
+        return positions, (slots <= queries)[None, None] if count > 1 else None
+
     def _run(self, ids: Tensor, states: Tensor, positions: Tensor, mask: Tensor | None) -> Tensor:
         output = self.model(embedded(ids, self.embeddings, self.model.device), states, positions, mask, self._cache)
         self.seen, self.sent = self.seen + ids.shape[1], ids.numel()

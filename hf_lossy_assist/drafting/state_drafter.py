@@ -123,17 +123,12 @@ class StateForwards(ModelRunner):
         """Return the mask of the first ``length`` tokens; generated tokens are no padding."""
         return nn.functional.pad(self._mask, (0, max(0, length - self._mask.shape[1])), value=True)[:, :length]
 
-    def _next(self, count: int) -> tuple[Tensor, Tensor | None]:
-        """Return positions ``(B, n)`` and mask ``(B, 1, n, …)`` of the next ``count`` slots, each after the last."""
-        start, end = self.seen, self.seen + count
-        slots = torch.arange(self._first, end, device=self.model.device)
-        queries = slots[start - self._first :, None]
-        if self._mask is not None:
-            there = self._covering(end)[:, self._first :]
-            positions = (there.cumsum(-1) - 1).clamp(min=0)[:, start - self._first :]
-            # Padding sees itself, since attention over nothing gives NaN.
-            return positions, ((slots <= queries) & there[:, None] | (slots == queries))[:, None]
-        return queries.T, (slots <= queries)[None, None] if len(queries) > 1 else None
+    def _places(self, count: int) -> tuple[Tensor, Tensor | None]:
+        """Return positions ``(B, n)`` of the next ``count`` slots, and which slots up to them are no padding."""
+        if self._mask is None:
+            return torch.arange(self.seen, self.seen + count, device=self.model.device)[None], None
+        there = self._covering(self.seen + count)[:, self._first :]
+        return (there.cumsum(-1) - 1).clamp(min=0)[:, -count:], there
 
 
 class ReturnedStates:

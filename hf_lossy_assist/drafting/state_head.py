@@ -37,7 +37,7 @@ class StateHead(nn.Module):
     renamed: ClassVar[dict[str, str]]  # how names begin in other tools' checkpoints, and how they do here
     left_out: ClassVar[re.Pattern[str]]  # tensors that follow from others, or from the target
     embed_tokens: nn.Embedding | None
-    d2t: Tensor  # what is to be added to the number of a token among those drafted
+    d2t: Tensor | None  # what to add to a token's number among those drafted; None where all can be drafted
 
     def __init__(self, config: StateHeadConfig) -> None:
         super().__init__()
@@ -74,7 +74,8 @@ class StateHead(nn.Module):
         """Raise unless it can draft for ``target``; the error says what differs."""
         self.config.check(target)
         (size,) = vocabulary_sizes(target)
-        if wrong := [int(x) for x in self.target_ids.aminmax() if not 0 <= x < size]:
+        ids = () if self.d2t is None else self.target_ids.aminmax()
+        if wrong := [int(x) for x in ids if not 0 <= x < size]:
             raise LossyValueError(
                 f"`assistant_model` is {self.config.title} that drafts the token {wrong[0]}, but the target has "
                 f"{size}; pass a head that was trained for this target"

@@ -27,6 +27,7 @@ from ..drafting.eagle3 import Eagle3
 from ..drafting.early_exit import first_layers
 from ..drafting.encoder_decoder import check_encoder_decoder_draft
 from ..drafting.model import check_decoder, check_draft_model
+from ..drafting.state_head import StateHead
 from ..drafting.vocabulary import check_tokenizers, check_vocabularies, same_tokenizer, vocabulary_sizes
 from ..errors import LossyUnsupportedError, LossyValueError
 from ..models.cache_rows import movable
@@ -104,6 +105,7 @@ class DrafterChoice:
             unsaid = schedule in (None, "constant") and confidence is None and stop is None
             if ours and unsaid and (stop := config.default_stop) is not None:
                 gamma = LONGEST
+            gamma = min(gamma, getattr(assistant, "longest", None) or gamma)
         return cls(
             target=target,
             assistant_model=assistant,
@@ -140,19 +142,25 @@ class DrafterChoice:
                 f"the rule {name!r} runs a head on the draft model's states; pass an `assistant_model` with the "
                 "target's tokenizer, and no other drafter"
             )
-        rule.check_models(self.target, None if self.drafts_with_eagle3 else self.assistant_model)
+        rule.check_models(self.target, None if self.drafts_from_states else self.assistant_model)
         if self.candidate_generator is not None:
             if not isinstance(self.candidate_generator, CandidateGenerator) and not callable(self.candidate_generator):
                 raise LossyValueError(
                     "`candidate_generator` has to be a CandidateGenerator or a callable that returns one, but is "
                     f"{self.candidate_generator!r}"
                 )
-        elif self.drafts_with_eagle3:
-            self.assistant_model.check(self.target)
+        elif self.drafts_from_states:
+            head, title = self.assistant_model, self.assistant_model.config.title
+            head.check(self.target)
             if "draft_hidden" in rule.needs:
                 raise LossyUnsupportedError(
-                    f"the rule {name!r} reads the states of a draft model, but `assistant_model` is an EAGLE-3 head, "
-                    "which has none; pass a draft model"
+                    f"the rule {name!r} reads the states of a draft model, but `assistant_model` is {title}, which has "
+                    "none; pass a draft model"
+                )
+            if head.longest is not None and self.num_assistant_tokens > head.longest:
+                raise LossyValueError(
+                    f"`num_assistant_tokens` has to be at most {head.longest} with {title} whose blocks have "
+                    f"{head.longest + 1} tokens, but is {self.num_assistant_tokens}; leave it out, or give fewer"
                 )
         elif self.translation is not None:
             check_decoder(self.assistant_model)
@@ -228,19 +236,24 @@ class DrafterChoice:
         """Whether a draft model drafts in the target's tokens, by itself."""
         others = self.candidate_generator is not None or self.translation is not None or self.special
         own = self.assistant_model is not None and not self.target.config.is_encoder_decoder
-        return own and not others and not self.drafts_with_eagle3
+        return own and not others and not self.drafts_from_states
 
     @cached_property
     def drafts_with_eagle3(self) -> bool:
+        """Whether an EAGLE-3 head drafts, which has trees and runs on static caches."""
+        return isinstance(self.assistant_model, Eagle3) and self.drafts_from_states
+
+    @cached_property
+    def drafts_from_states(self) -> bool:
         """Whether a head on the target's own states drafts."""
-        return isinstance(self.assistant_model, Eagle3) and self.candidate_generator is None
+        return isinstance(self.assistant_model, StateHead) and self.candidate_generator is None
 
     @property
     def longest(self) -> int | None:
         """The largest number of tokens in a chain, where it is known beforehand."""
         if self.assistant_model is None:
             return self.options.get("prompt_lookup_num_tokens")
-        ours = self.drafts_with_model or self.drafts_with_eagle3
+        ours = self.drafts_with_model or self.drafts_from_states
         return constant_length(self.num_assistant_tokens, self.schedule) if ours else None
 
     @property
@@ -262,7 +275,7 @@ class DrafterChoice:
 def _translation(
     target: PreTrainedModel, assistant: PreTrainedModel | None, tokenizer: Any, assistant_tokenizer: Any
 ) -> Translation | None:
-    if assistant is None or assistant_tokenizer is None or isinstance(assistant, Eagle3):
+    if assistant is None or assistant_tokenizer is None or isinstance(assistant, StateHead):
         return None
     if tokenizer is None:
         raise LossyValueError("`assistant_tokenizer` needs the target's tokenizer to compare with; pass `tokenizer`")

@@ -149,9 +149,9 @@ class _RunnerChoice:
     def _target(self, given: bool) -> StaticCacheRunner:
         """Return the target's runner, on the caller's static cache or on one of the pool's."""
         model, call, cache, own = self.model, self.call, self._cache, belongs_to_user(self._cache)
-        needed, eagle3 = call.config.max_length + self._of_target.room, self.choice.drafts_with_eagle3
+        needed, head = call.config.max_length + self._of_target.room, self.choice.drafts_from_states
         slot = StaticCacheSlot(cache, int(cache.get_seq_length())) if own else take_slot(model, needed, call.batch)
-        reads = self.choice.assistant_model.config.layers_of(model) if eagle3 else ()
+        reads = self.choice.assistant_model.config.layers_of(model) if head else ()
         runner = StaticCacheRunner(model, slot, call.inputs, self._seen, self._last_position, tuple(reads))
         returned = call.batch == 1 and bool(call.config.return_dict_in_generate)
         runner.keeps_cache = own or (returned and given)
@@ -238,7 +238,7 @@ class _RunnerChoice:
             return "it is offloaded"
         if self.config.rule.unverified_drafting is not None:
             return f"the rule {self.config.rule.name!r} drafts any number of tokens"
-        ours = choice.drafts_with_model or choice.drafts_with_eagle3
+        ours = choice.drafts_with_model or choice.drafts_from_states
         if not (ours or choice.translation is not None or set(choice.options) == _LOOKUP):
             return "its drafter may want to see the target's inputs and outputs"
         if belongs_to_user(cache) and not isinstance(cache, StaticCache):
@@ -250,9 +250,9 @@ class _RunnerChoice:
         room = call.config.max_length + self._of_target.room
         if belongs_to_user(cache) and self.config.tree is not None and StaticCacheSlot(cache).capacity < room:
             return f"trees need {room} slots, and it has fewer"
-        if path_to_decoder(model) is None and (call.batch > 1 or choice.drafts_with_eagle3):
+        if path_to_decoder(model) is None and (call.batch > 1 or choice.drafts_from_states):
             return f"the decoder of {type(model).__name__} is no module of its own, so its inputs can't be filled up"
-        if choice.drafts_with_eagle3 and (decoder_layers(model) is None or "forward" in vars(model.get_decoder())):
+        if choice.drafts_from_states and (decoder_layers(model) is None or "forward" in vars(model.get_decoder())):
             return f"the states between the layers of {type(model).__name__} can't be returned"
         return _obstacle_to_static(model) or _obstacle_to_inputs(call)
 
