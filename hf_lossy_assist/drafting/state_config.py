@@ -98,13 +98,13 @@ class StateHeadConfig:
     @classmethod
     def check_values(cls, values: Mapping[str, Any], needed: tuple[str, ...]) -> None:
         """Refuse missing values, and those of another type or size, before anything is made of them."""
-        if missing := [name for name in needed if name not in values]:
-            raise LossyValueError(f"the configuration of {cls.title} lacks {missing}; save or download it again")
         for name, value in values.items():
             if (rule := cls.rules.get(name) or _RULES.get(name)) is not None:
                 rule.check(name, value, f" of {cls.title}'s configuration")
                 if isinstance(value, Mapping):
                     cls.check_values(value, ())
+        if missing := [name for name in needed if name not in values]:
+            raise LossyValueError(f"the configuration of {cls.title} lacks {missing}; save or download it again")
 
     @classmethod
     def of_speculators(cls, values: Mapping[str, Any], kind: type[PretrainedConfig], layers: str, **own: Any) -> Self:
