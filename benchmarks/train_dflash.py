@@ -18,7 +18,7 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import Qwen3Config, get_wsd_schedule
 
 from benchmarks.bundled_pair.pretraining import load_checkpoint, save_checkpoint
-from benchmarks.train_eagle3 import Text, answers, batches
+from benchmarks.train_eagle3 import Text, answered, answers, batches, kept_rows
 from hf_lossy_assist import DFlash, pairs
 from hf_lossy_assist.drafting.dflash_config import DFlashConfig
 from hf_lossy_assist.drafting.state_drafter import LayerStates
@@ -154,7 +154,40 @@ def fit(pair: pairs.Pair, recipe: Recipe, folder: Path, checkpoint_every: int = 
 
 
 CARD = Path(__file__).parent / "bundled_pair" / "dflash_card.md"
+ROWS = {
+    "dflash": {
+        "target alone": "plain",
+        "DFlash, `lossless`": "lossless@5",
+        "DFlash, `dropmatch`, naive, ρ = 0.3": "dropmatch@5:criterion=naive:dropout=0.3",
+        "DFlash, `judge`": "judge@5",
+        "DFlash, `lossless`, 7 tokens": "lossless@7",
+    },
+    "eagle3": {"EAGLE-3, `lossless`": "lossless@5"},
+    "draft": {"the pair's draft, `lossless`": "lossless@5"},
+}
+COMMANDS = [
+    f"lossy-assist evaluate --pair arithmetic{'' if draft == 'draft' else f' --assistant {draft}'} --batch-size 50 \\\n"
+    f"    --limit 100 --modes {','.join(rows.values())} \\\n    --set threads=1 --out kept/{draft}"
+    for draft, rows in ROWS.items()
+]
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+
+
+@app.command()
+def card(
+    out: Annotated[Path, typer.Option(help="Folder of the head.")],
+    answers: Annotated[Path, typer.Option(help="Folder that the commands of the card wrote.")],
+) -> None:
+    """Write the head's card, with what rounds keep beside other drafts."""
+    table = ["| draft | kept, 95 % | right answers |", "|---|---|---|"]
+    table += [row for draft, rows in ROWS.items() for row in kept_rows(answers / draft, rows)]
+    head, recipe = DFlash.from_pretrained(out), Recipe()
+    text = CARD.read_text(encoding="utf-8").format(
+        parameters=sum(x.numel() for x in head.parameters()), layers=", ".join(map(str, recipe.layers)),
+        own=recipe.own_layers, longest=head.longest, steps=recipe.steps, batch=recipe.batch, anchors=recipe.anchors,
+        written=recipe.written, n=answered(answers / "dflash"), table="\n".join(table), commands="\n".join(COMMANDS),
+    )  # fmt: skip
+    (out / "README.md").write_text(text, encoding="utf-8")
 
 
 @app.command()

@@ -28,7 +28,7 @@ PromptText = Annotated[str | None, typer.Argument(help="The text to continue. Wi
 PairName = Annotated[str | None, of_models("--pair", help=f"A pair ({PAIRS}) instead of --model and --assistant.")]
 Target = Annotated[str | None, of_models("--model", help="The target: a folder or a Hub id.")]
 Assistant = Annotated[
-    str | None, of_models("--assistant", help="The draft: a folder, a Hub id, or eagle3 for a pair's head.")
+    str | None, of_models("--assistant", help="The draft: a folder, a Hub id, or eagle3 or dflash for a pair's head.")
 ]
 Dtype = Annotated[
     Literal["auto", "float32", "bfloat16", "float16"] | None,

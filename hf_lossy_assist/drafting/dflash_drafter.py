@@ -36,18 +36,25 @@ class DFlashForwards(StateForwards):
         return self.read(text[:, self.seen :])
 
     def read(self, tokens: Tensor) -> CausalLMOutput:
-        """Run the head over a block ``(B, n + 1)``; return the logits ``(B, n, V)`` of all tokens but the first."""
-        positions, there = self._places(tokens.shape[1])
-        states = self.model(
-            embedded(tokens, self.embeddings, self.model.device), positions, self._masks(tokens, there), self._cache
-        )
-        rollback(self._cache, tokens.shape[1])
-        self.sent = tokens.numel()
-        return CausalLMOutput(logits=self.model.scores(states[:, 1:], self._lm_head))
+        """Run the head over a block that begins with ``tokens`` ``(B, 1)``; its logits are those of all others."""
+        return CausalLMOutput(logits=self.block(tokens, self.model.longest))
 
-    def _masks(self, block: Tensor, there: Tensor | None) -> dict[tuple[int | None, bool], Tensor | None]:
-        """Return which slots ``block`` ``(B, n + 1)`` sees, for each kind of layer; None where it sees all."""
-        rows, count = block.shape
+    def block(self, newest: Tensor, count: int) -> Tensor:
+        """Return the logits ``(B, count, V)`` of the tokens after the text's ``newest`` one ``(B, 1)``.
+
+        The head always reads a whole block, as in its training, where positions see those after them.
+        """
+        head, size = self.model, self.model.config.block_size
+        tokens = torch.nn.functional.pad(newest, (0, size - 1), value=head.config.mask_token_id)
+        positions, there = self._places(size)
+        embeds = embedded(tokens, self.embeddings, head.device)
+        states = head(embeds, positions, self._masks(len(tokens), size, there), self._cache)
+        rollback(self._cache, size)
+        self.sent = tokens.numel()
+        return head.scores(states[:, 1 : count + 1], self._lm_head)
+
+    def _masks(self, rows: int, count: int, there: Tensor | None) -> dict[tuple[int | None, bool], Tensor | None]:
+        """Return which slots the next ``count`` see, for each kind of layer; None where they see all."""
         slots = torch.arange(self._first, self.seen + count, device=self.model.device)
         distances = slots[-count:, None] - slots
         masks: dict[tuple[int | None, bool], Tensor | None] = {}
@@ -62,10 +69,7 @@ class DFlashForwards(StateForwards):
 
 
 class DFlashDrafter(StateDrafter):
-    """Drafts with a DFlash head: one forward over a block, after keys and values of the target's new states.
-
-    A block is as long as the draft, as in the package dflash.
-    """
+    """Drafts with a DFlash head: one forward over a block, after keys and values of the target's new states."""
 
     forwards = DFlashForwards
 
@@ -78,8 +82,7 @@ class DFlashDrafter(StateDrafter):
         if n == 0:
             return Draft.empty(ids)
         self.begin(ids)
-        masked = ids.new_full((len(ids), n), self.model.config.mask_token_id)
-        logits = self.runner.read(torch.cat([self.unread, masked], dim=-1)).logits.to(ids.device, torch.float32)
+        logits = self.runner.block(self.unread, n).to(ids.device, torch.float32)
         self.calls, self.tokens = self.calls + 1, self.tokens + self.runner.sent
         if self.vocabulary is not None:
             logits = self.vocabulary.logits(logits)

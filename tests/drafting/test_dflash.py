@@ -36,8 +36,7 @@ def logits(head: DFlash, text: torch.Tensor | None = None) -> torch.Tensor:
         target(text[:, :-1])
         commit = Commit(text, text.shape[1] - 1, 0, (0,), (1,), (0,), (0,), None)
         runner.read_states(commit, states.pop())
-        block = torch.cat([text[:, -1:], torch.full((1, BLOCK - 1), head.config.mask_token_id)], dim=-1)
-        return runner.read(block).logits[0]
+        return runner.read(text[:, -1:]).logits[0]
 
 
 CONVENTIONS = {
@@ -146,9 +145,9 @@ def test_drafts_are_those_of_transformers_own_generator(tmp_path, monkeypatch):
     ]  # fmt: skip
     assert torch.equal(*texts)
     assert len(ours) > 4
-    for length, expected in stock.items():
-        if length in ours and len(ours[length]) == BLOCK - 1:  # at the end, a block of ours is shorter
-            torch.testing.assert_close(ours[length], expected, atol=2e-4, rtol=2e-4)
+    assert ours.keys() == stock.keys() - {max(stock)} or ours.keys() == stock.keys()
+    for length, own in ours.items():  # at the end, a draft of ours is shorter
+        torch.testing.assert_close(own, stock[length][: len(own)], atol=2e-4, rtol=2e-4)
 
 
 REFUSED = {

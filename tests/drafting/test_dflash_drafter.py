@@ -73,7 +73,7 @@ def test_every_draft_is_what_the_published_code_says_about_the_text_alone(archit
         for i, (row, padding) in enumerate(zip(layout.rows, layout.left_padding, strict=True)):
             if len(draft):
                 text = ids[i, padding + max(LENGTHS[:rows]) - LENGTHS[row] :]
-                expected = dflash_logits(target, head, text, len(draft))
+                expected = dflash_logits(target, head, text, BLOCK - 1)[: len(draft)]
                 own = draft.logits[i] if head.d2t is None else draft.logits[i][:, head.target_ids]
                 torch.testing.assert_close(own, expected, atol=2e-4, rtol=2e-4)
                 assert draft.tokens[i].tolist() == draft.logits[i].argmax(-1).tolist()
@@ -212,12 +212,12 @@ def test_half_precision_targets_and_heads_need_not_agree():
 
 
 def test_what_it_costs_is_counted():
-    """One forward per draft, over the newest token and the mask tokens."""
+    """One forward per draft, over a whole block."""
     target, head = trained_pair()
     drafting = {"assistant_model": head, "num_assistant_tokens": 3}
     result = assert_lossless(target, drafting, input_ids=prompt(), **CALL)[1].lossy_stats
     assert result.draft_calls in (result.rounds - 1, result.rounds - 2)  # at first, and perhaps in the end, no draft
-    assert result.draft_tokens == result.drafted + result.draft_calls
+    assert result.draft_tokens == BLOCK * result.draft_calls
 
 
 def test_a_draft_has_a_block_s_tokens_unless_told_otherwise():
