@@ -61,7 +61,7 @@ class DFlash(StateHead):
         some = drafted < layer.vocab_size
         self.lm_head = nn.Linear(width, drafted, bias=False) if some else None
         self.register_buffer("d2t", torch.zeros(drafted, dtype=torch.long) if some else None)
-        self.scores = _Scores(self)
+        self.scores = _Scores(config, self.lm_head, self.fc)
 
     @property
     def longest(self) -> int:
@@ -124,7 +124,7 @@ class DFlash(StateHead):
         Tensor
             ``(B, n + 1, d)`` what the LM head reads; at the newest token, it is of no use.
         """
-        states = embeds.to(self.dtype) * self.config.input_embedding_scale
+        states = embeds * self.config.input_embedding_scale
         rotary = self.rotary_emb(states, positions)
         for layer, kind in zip(self.layers, self.config.kinds, strict=True):
             states = layer(states, attention_mask=masks[kind], position_embeddings=rotary, **{CACHE: cache})
@@ -141,13 +141,14 @@ class DFlash(StateHead):
 class _Scores(nn.Module):
     """Turns states into logits, by the target's LM head unless the head has one for fewer tokens."""
 
-    def __init__(self, head: DFlash) -> None:
+    def __init__(self, config: DFlashConfig, lm_head: nn.Linear | None, fc: nn.Linear) -> None:
         super().__init__()
-        self._of = (head,)  # in a tuple, it is no submodule
+        self.config = config
+        self._of_head = lm_head, fc  # in a tuple, they are no submodules
 
     def forward(self, states: Tensor, of_target: nn.Module) -> Tensor:
-        (head,) = self._of
-        config, lm_head = head.config, of_target if head.lm_head is None else head.lm_head
+        config, lm_head = self.config, self._of_head[0]
+        lm_head = of_target if lm_head is None else lm_head
         weight = getattr(lm_head, "weight", None)
         if type(lm_head) is nn.Linear and type(weight) is nn.Parameter and "forward" not in vars(lm_head):
             # Not as a module: what times or watches the target's head is about the target's own states.
@@ -159,13 +160,13 @@ class _Scores(nn.Module):
 
     @property
     def out_features(self) -> int:
-        return self._of[0].config.draft_vocab_size
+        return self.config.draft_vocab_size
 
     @property
     def in_features(self) -> int:
-        return self._of[0].config.layer.hidden_size
+        return self.config.layer.hidden_size
 
     @property
     def row_norms(self) -> tuple[float, ...]:
         """By these, identities know the head."""
-        return row_norms(self._of[0].fc.weight)
+        return row_norms(self._of_head[1].weight)

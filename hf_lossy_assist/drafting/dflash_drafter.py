@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 from transformers import PreTrainedModel
 from transformers.modeling_outputs import CausalLMOutput
 
@@ -18,7 +19,7 @@ from .dflash import DFlash
 from .model import lengths_of
 from .state_drafter import StateDrafter, StateForwards
 from .state_head import embedded
-from .vocabulary import Vocabulary
+from .vocabulary import Vocabulary, vocabulary_sizes
 
 
 class DFlashForwards(StateForwards):
@@ -27,8 +28,12 @@ class DFlashForwards(StateForwards):
     def __init__(self, head: DFlash, target: PreTrainedModel, mask: Tensor | None) -> None:
         super().__init__(head, target, mask)
         self._lm_head = target.get_output_embeddings()
+        (self._size,) = vocabulary_sizes(target)
 
     def _read(self, commit: Commit, g: Tensor) -> None:
+        self._remember(g)
+
+    def _remember(self, g: Tensor) -> None:
         self.model.remember(g, self._places(g.shape[1])[0], self._cache)
         self.seen += g.shape[1]
 
@@ -44,14 +49,25 @@ class DFlashForwards(StateForwards):
 
         The head always reads a whole block, as in its training, where positions see those after them.
         """
-        head, size = self.model, self.model.config.block_size
-        tokens = torch.nn.functional.pad(newest, (0, size - 1), value=head.config.mask_token_id)
+        states = self._states(*self._inputs(newest))
+        self.sent = states.shape[0] * states.shape[1]
+        return self.model.scores(states[:, 1 : count + 1], self._lm_head)
+
+    def _inputs(self, newest: Tensor) -> tuple[Tensor, Tensor, dict[tuple[int | None, bool], Tensor | None]]:
+        """Return embeddings, positions and masks of a block."""
+        config, size = self.model.config, self.model.config.block_size
+        tokens = pad(newest, (0, size - 1), value=config.mask_token_id)
         positions, there = self._places(size)
-        embeds = embedded(tokens, self.embeddings, head.device)
-        states = head(embeds, positions, self._masks(len(tokens), size, there), self._cache)
-        rollback(self._cache, size)
-        self.sent = tokens.numel()
-        return head.scores(states[:, 1 : count + 1], self._lm_head)
+        return (
+            embedded(tokens, self.embeddings, self.model.device).to(self.model.dtype), positions,
+            self._masks(len(tokens), size, there),
+        )  # fmt: skip
+
+    def _states(self, embeds: Tensor, positions: Tensor, masks: dict[Any, Tensor | None]) -> Tensor:
+        """Run the head over a block, and forget it."""
+        states = self.model(embeds, positions, masks, self._cache)
+        rollback(self._cache, embeds.shape[1])
+        return states
 
     def _masks(self, rows: int, count: int, there: Tensor | None) -> dict[tuple[int | None, bool], Tensor | None]:
         """Return which slots the next ``count`` see, for each kind of layer; None where they see all."""
@@ -82,6 +98,8 @@ class DFlashDrafter(StateDrafter):
         if n == 0:
             return Draft.empty(ids)
         self.begin(ids)
+        if (whole := self.runner.draft(ids, n, self.randomness)) is not None:
+            return self._whole(1, *whole, remaining)
         logits = self.runner.block(self.unread, n).to(ids.device, torch.float32)
         self.calls, self.tokens = self.calls + 1, self.tokens + self.runner.sent
         if self.vocabulary is not None:

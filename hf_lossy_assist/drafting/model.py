@@ -162,7 +162,7 @@ class ModelDrafter(Drafter, CandidateGenerator):
             return Draft.empty(ids)
         self.begin(ids)
         if (whole := self.runner.draft(ids, n, self.randomness)) is not None:
-            return self._whole(*whole, remaining)
+            return self._whole(n, *whole, remaining)
         scores, states, looks, sure = [], [], [], []
         if self.stop is not None:
             late = looks_late(ids.device)
@@ -191,13 +191,13 @@ class ModelDrafter(Drafter, CandidateGenerator):
             cost=DraftCost(self.calls - before[0], self.tokens - before[1]),
         )
 
-    def _whole(self, tokens: Tensor, logits: Tensor, remaining: Sequence[int]) -> Draft:
-        """Return a draft that the runner has made by itself."""
+    def _whole(self, calls: int, tokens: Tensor, logits: Tensor, remaining: Sequence[int]) -> Draft:
+        """Return a draft that the runner has made by itself, in so many forwards."""
         n, sent = tokens.shape[1], self.runner.sent
-        self.calls, self.tokens = self.calls + n, self.tokens + sent
+        self.calls, self.tokens = self.calls + calls, self.tokens + sent
         device = self.text.device
         kept = logits.to(device) if self.keep_logits else None
-        return Draft(tokens.to(device), kept, None, lengths_of(n, remaining, []), cost=DraftCost(n, sent))
+        return Draft(tokens.to(device), kept, None, lengths_of(n, remaining, []), cost=DraftCost(calls, sent))
 
     def observe(self, commit: Commit) -> None:
         self._learn(round(sum(commit.accepted) / len(commit.accepted)))

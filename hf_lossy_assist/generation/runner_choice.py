@@ -17,6 +17,9 @@ from transformers.cache_utils import StaticCache
 
 from .. import compat
 from ..compat import belongs_to_user
+from ..drafting.dflash import DFlash
+from ..drafting.dflash_static import StaticDFlashForwards
+from ..drafting.eagle3 import Eagle3
 from ..drafting.eagle3_static import StaticEagle3Forwards
 from ..drafting.model import NO_END, mask_of
 from ..drafting.tree import MOST
@@ -42,6 +45,7 @@ _AUTOMATIC_TREES = (17, 33, 65, MOST + 1)
 # After a draft that was kept whole, a round's first forward is over two tokens; all others are over one.
 _DRAFT_WIDTHS = (1, 2)
 _LOOKUP = {"prompt_lookup_num_tokens"}
+_OF_STATES = {Eagle3: StaticEagle3Forwards, DFlash: StaticDFlashForwards}
 
 
 Runners = tuple[ModelRunner, Callable[[], ModelRunner] | None]
@@ -161,9 +165,11 @@ class _RunnerChoice:
     def _draft(self, path: Path, asked: bool) -> Callable[[], ModelRunner] | None:
         """Return what makes the draft's runner; None where it drafts on a dynamic cache, or is no model."""
         draft, call = self.choice.assistant_model, self.call
-        if self.choice.drafts_with_eagle3:
+        if self.choice.drafts_from_states:
             apart = draft.embeddings(self.model).device != draft.device
-            obstacle = "the EAGLE-3 head is not where the target's embeddings are" if apart else None
+            obstacle = (
+                f"`assistant_model`, {draft.config.title}, is not where the target's embeddings are" if apart else None
+            )
         elif self.choice.drafts_with_model:
             obstacle = _obstacle_to_static(draft)
             if draft.get_input_embeddings() is self.model.get_input_embeddings():
@@ -176,8 +182,8 @@ class _RunnerChoice:
             return None
         shapes, mask = self._of_draft(), mask_of(call.ids, call.inputs)
         slot = take_slot(draft, call.config.max_length + shapes.room, call.batch)
-        if self.choice.drafts_with_eagle3:
-            runner = StaticEagle3Forwards(draft, self.model, mask, slot)
+        if self.choice.drafts_from_states:
+            runner = _OF_STATES[type(draft)](draft, self.model, mask, slot)
         else:
             last = None if call.batch == 1 else torch.tensor([[call.config.max_length - 1]])
             runner = StaticCacheRunner(draft, slot, {"attention_mask": mask}, last_position=last)
@@ -208,7 +214,12 @@ class _RunnerChoice:
             return Shapes(*widths, room=room)
         # An EAGLE-3 head reads all that a round has committed. A model has read it as a draft, but for its last token.
         newest = () if longest is None or not eagle3 else (longest + 1,)
-        way = self._way(None if eagle3 else vocabulary_of(self.model, choice.assistant_model))
+        way = self._way(None if choice.drafts_from_states else vocabulary_of(self.model, choice.assistant_model))
+        if isinstance(choice.assistant_model, DFlash):
+            size = choice.assistant_model.config.block_size
+            newest = () if longest is None else (longest + 1,)
+            drafts = {} if way is None else {"drafts": longest, "choice": way}
+            return Shapes((size,) if way is None else (), newest, room=size + max(newest, default=0), **drafts)
         if way is None:
             widths = (1, *newest) if eagle3 else _DRAFT_WIDTHS
             return Shapes(widths, room=widths[-1])
