@@ -167,9 +167,7 @@ class _RunnerChoice:
         draft, call = self.choice.assistant_model, self.call
         if self.choice.drafts_from_states:
             apart = draft.embeddings(self.model).device != draft.device
-            obstacle = (
-                f"`assistant_model`, {draft.config.title}, is not where the target's embeddings are" if apart else None
-            )
+            obstacle = f"{draft.config.title} is not where the target's embeddings are" if apart else None
         elif self.choice.drafts_with_model:
             obstacle = _obstacle_to_static(draft)
             if draft.get_input_embeddings() is self.model.get_input_embeddings():
