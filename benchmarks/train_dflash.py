@@ -33,13 +33,13 @@ class Recipe:
     intermediate: int = 256
     key_value_heads: int = 4
     block_size: int = 8
-    written: int = 2000  # problems that the target answers greedily
+    written: int = 500  # problems that the target answers greedily
     chunk: int = 250  # of them in a file
-    batch: int = 24  # texts in a step: half are the target's answers, half new solutions of the task
+    batch: int = 12  # texts in a step: half are the target's answers, half new solutions of the task
     pool: int = 8  # steps whose texts are sorted by length together, so that little of a batch is padding
     anchors: int = 32  # blocks in a text
-    steps: int = 900
-    cosine: int = 400  # steps in which the learning rate falls to zero in the end
+    steps: int = 650
+    cosine: int = 300  # steps in which the learning rate falls to zero in the end
     decay: float = 0.85  # of the weight, for each token further on
     peak_lr: float = 2e-3
     warmup: int = 50

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from ..core.distributions import Randomness
 from ..models.static.fixed_runner import Prepare, TokenChoice, WholeDraft, chained
@@ -68,6 +69,13 @@ class StaticDFlashForwards(StaticStateForwards, DFlashForwards):
         states = self._send(False, (embeds, positions), masks, eager=eager)
         self.seen -= embeds.shape[1]
         return states
+
+    def _waits(self, text: Tensor, count: int, randomness: Randomness) -> Tensor | None:
+        """Draw what chooses ``count`` tokens at once."""
+        if not self.chain.choice.drawn:
+            return None
+        waits = randomness.waits((len(text), count, self.chain.choice.drawn), text.device)
+        return pad(waits, (0, 0, 0, self.chain.length - count), value=1.0).to(self.device)
 
     def _masks(self, rows: int, count: int, there: Tensor | None) -> dict[Any, Tensor]:
         found = super()._masks(rows, count, there)
