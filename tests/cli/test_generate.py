@@ -174,5 +174,6 @@ def test_a_seed_makes_samples_repeat(bundled):
     assert sampled("1") == sampled("1") != sampled("2")
 
 
-def test_a_pair_s_eagle3_head_is_an_assistant():
-    assert run_pair("--assistant", "eagle3") == run_pair()
+@pytest.mark.parametrize("name", ["eagle3", "dflash"])
+def test_a_pair_s_head_is_an_assistant(name):
+    assert run_pair("--assistant", name) == run_pair()
