@@ -52,7 +52,6 @@ def test_what_the_card_says_is_kept(lossless: float):
     assert lossless == pytest.approx(mean, rel=0.25)
 
 
-def test_lossy_rules_keep_more_of_its_drafts(pair: pairs.Pair, lossless: float):
+def test_a_lossy_rule_keeps_more_of_its_drafts(pair: pairs.Pair, lossless: float):
     naive = {"criterion": "naive", "dropout": 0.3, "seed": 0}
     assert run(pair, "dropmatch", lossy_config=naive).lossy_stats.mean_accepted > lossless
-    assert run(pair, "judge", lossy_head=pair.heads["judge"]).lossy_stats.mean_accepted > lossless
