@@ -240,7 +240,7 @@ class DrafterChoice:
 
     @cached_property
     def drafts_with_eagle3(self) -> bool:
-        """Whether an EAGLE-3 head drafts, which has trees and runs on static caches."""
+        """Whether an EAGLE-3 head drafts, which can draft trees."""
         return isinstance(self.assistant_model, Eagle3) and self.drafts_from_states
 
     @cached_property
