@@ -213,15 +213,11 @@ def test_a_checkpoint_may_be_in_several_files(tmp_path, drafts):
 
 
 def test_a_target_that_sees_images_has_the_layer_of_its_language_model(tmp_path, drafts):
-    model, inputs = asked("qwen3_5")
+    model, _ = asked("qwen3_5")
     weights = saved(model.float(), tmp_path)
     save_file(weights | layer(FAMILIES["qwen3_5"], weights), tmp_path / "model.safetensors", metadata={"format": "pt"})
     target = type(model).from_pretrained(tmp_path, dtype=torch.float32).eval()
     drafting = {"use_mtp": True, "num_assistant_tokens": 2}
-    inputs = {name: x.float() if x.is_floating_point() else x for name, x in inputs.items()}
-    assert_lossless(target, drafting, **GREEDY, **inputs, eos_token_id=None)
-    assert len(drafts) > 10
-    drafts.clear()
     for alone in (target, loaded(tmp_path)):
         assert_lossless(alone, drafting, **GREEDY, input_ids=prompt() % 60, eos_token_id=None)
     half = len(drafts) // 2
