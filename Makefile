@@ -15,7 +15,7 @@ JOBS ?= 2
 ONCE := acceptors core evaluation heads inspection pairs store tasks training trial \
 	$(filter-out %/test_generate.py,$(patsubst tests/%,%,$(wildcard tests/cli/test_*.py))) \
 	$(foreach part,engines rounds settings,integrations/test_vllm_$(part).py) \
-	compat/test_versions.py \
+	compat/test_versions.py integrations/test_trl.py \
 	$(foreach part,distributions docstrings doctests errors examples extras layout notebooks theory,test_$(part).py)
 
 # The first Python on the PATH that is new enough and can make virtual environments.
