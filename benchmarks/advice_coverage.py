@@ -23,7 +23,7 @@ from hf_lossy_assist.cli.console import limit_threads, progress
 from hf_lossy_assist.cli.models import LoadedModels, ModelOptions
 from hf_lossy_assist.cli.options import Threads
 from hf_lossy_assist.evaluation.advice.advising import Advising, target_alone
-from hf_lossy_assist.evaluation.advice.speeds import Run
+from hf_lossy_assist.evaluation.advice.speeds import Trial
 from hf_lossy_assist.evaluation.costs import Costs
 from hf_lossy_assist.evaluation.requests import batches_of, run_request
 from hf_lossy_assist.evaluation.tables import percent, table
@@ -120,7 +120,7 @@ def cells(
     def speed(mode: str, gamma: int | str) -> float:
         batches = batches_of(prompts, TOGETHER, pad=loaded.tokenizer.pad_token_id, seed=1000)
         mine = replace(rules[mode], gamma=gamma)
-        found = Run.of(mode, gamma, [run_request(loaded.models, mine, batch, LIMIT) for batch in batches])
+        found = Trial.of(mode, gamma, [run_request(loaded.models, mine, batch, LIMIT) for batch in batches])
         return float(found.tokens.sum() / found.row_seconds(COSTS, 1.0).sum())
 
     base = advice.row(advice.replayed[0])

@@ -16,11 +16,11 @@ import typer
 from torch import Tensor, nn
 
 from benchmarks import PairName, command
-from hf_lossy_assist.acceptors.dropmatch import majority
+from hf_lossy_assist.acceptors.dropmatch import DropMatch, majority
 from hf_lossy_assist.cli.console import Console, progress
 from hf_lossy_assist.cli.options import Data, Dtype, TaskName, Threads
 from hf_lossy_assist.cli.setup import Setup
-from hf_lossy_assist.core.distributions import js_divergence
+from hf_lossy_assist.core.messages import Verification
 from hf_lossy_assist.evaluation.answers import by_mode, load_answers
 from hf_lossy_assist.evaluation.quality import interval_of_sums
 from hf_lossy_assist.models.lm_head_hook import DROPOUTS, choose_dropout
@@ -40,6 +40,22 @@ class Said:
     js: Tensor  # of q and the centroid
 
 
+def compared(head: nn.Module, states: Tensor, q: Tensor, x: Tensor, mask: Tensor) -> Verification:
+    """Return what a target with this ``head`` says of drafted tokens ``x`` ``(N,)``, one a row, by dropped heads too.
+
+    ``mask`` ``(N, K, d)`` scales the entries of the K heads' inputs, and ``q`` ``(N, V)`` is the draft's distribution.
+    """
+    logits = head(states[:, None] * mask).float()
+    clean = head(states).float()
+    return Verification(
+        x[:, None],
+        clean[:, None].expand(-1, 2, -1),
+        draft_logits=q.log()[:, None],
+        dropped_logits=logits[:, :, None],
+        centroid_logits=logits.mean(1)[:, None],
+    )
+
+
 def ask(head: nn.Module, states: Tensor, q: Tensor, rate: float, paths: int, generator: torch.Generator) -> Said:
     """Ask dropped heads at positions with ``states`` ``(N, d)``, where the draft has the distribution ``q`` ``(N, V)``.
 
@@ -51,19 +67,14 @@ def ask(head: nn.Module, states: Tensor, q: Tensor, rate: float, paths: int, gen
     [5, 5]
     """
     mask = (torch.rand((len(states), paths, states.shape[-1]), generator=generator) >= rate).to(states) / (1 - rate)
-    logits = head(states[:, None] * mask).float()
-    p, centroid = head(states).float().softmax(-1), logits.mean(1).softmax(-1)
-    y = logits.argmax(-1)
-    own = majority(y[:, :, None], centroid[:, None])[:, 0]
-    of_draft = js_divergence(q, centroid)
-    farthest = js_divergence(logits.softmax(-1), centroid[:, None].expand_as(logits)).amax(1)
-    return Said(
-        (y == own[:, None]).sum(1),
-        p.gather(-1, own[:, None])[:, 0],
-        of_draft <= farthest,
-        q.argmax(-1) == own,
-        of_draft,
-    )
+    x = q.argmax(-1)
+    v = compared(head, states, q, x, mask)
+    said = DropMatch(paths, rate, candidates=None).quantities(v)
+    of_draft, farthest = (said[name][:, 0] for name in ("JS of the draft", "largest JS of a head"))
+    y = v.dropped_logits.argmax(-1)
+    own = majority(y, v.centroid_logits.softmax(-1))
+    size, p = (y[:, :, 0] == own).sum(1), v.p[:, 0].gather(-1, own)[:, 0]
+    return Said(size, p, of_draft <= farthest, x == own[:, 0], of_draft)
 
 
 def table(problems: list[Said], paths: int) -> str:

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from benchmarks import PairName
+from benchmarks.dropped_heads import compared
 from benchmarks.mined_labels import labels_of_mismatches
 from benchmarks.quality_table import holm
 from hf_lossy_assist.acceptors.dropmatch import DropMatch
@@ -29,11 +30,10 @@ from hf_lossy_assist.cli.console import CleanCommand, Console, limit_threads, pr
 from hf_lossy_assist.cli.models import ModelOptions
 from hf_lossy_assist.cli.options import Threads
 from hf_lossy_assist.core.distributions import entropy, js_divergence, kl_divergence
-from hf_lossy_assist.core.messages import Verification
 from hf_lossy_assist.models.lm_head_hook import DROPOUTS
 from hf_lossy_assist.training.examples import Examples, read_judged
 from hf_lossy_assist.training.judge_training import STRENGTHS, regressions
-from hf_lossy_assist.training.validation import area_of, cross, deal
+from hf_lossy_assist.training.validation import area_of, cross, deal, interval
 
 _ROWS = 64
 _DRAWS = 1000
@@ -91,18 +91,10 @@ def features(p: Tensor, q: Tensor, x: Tensor, y: Tensor, words: Mapping[int, str
 def dropped(head: torch.nn.Module, states: Tensor, q: Tensor, x: Tensor, paths: int = 5) -> Tensor:
     """Return ``(N, R)`` whether DropMatch keeps tokens, for each dropout that it knows; all have the same masks."""
     uniform = torch.rand((len(x), paths, states.shape[-1]), generator=torch.Generator().manual_seed(0))
-    clean, kept = head(states).float(), []
+    kept = []
     for rate in DROPOUTS[1:]:
         mask = (uniform >= rate).to(states.dtype) / (1 - rate)
-        logits = head((states[:, None] * mask).flatten(0, 1)).float().view(len(x), paths, 1, -1)
-        v = Verification(
-            x[:, None],
-            clean[:, None].expand(-1, 2, -1),
-            draft_logits=q.log()[:, None],
-            dropped_logits=logits,
-            centroid_logits=logits.mean(1),
-        )
-        kept.append(DropMatch(dropout=rate).keep(v)[:, 0])
+        kept.append(DropMatch(dropout=rate).keep(compared(head, states, q, x, mask))[:, 0])
     return torch.stack(kept, -1)
 
 
@@ -196,7 +188,7 @@ class Curves:
                 if cost is None:
                     cells.append("")
                     continue
-                low, high = 100 * np.quantile(gap[1:], (0.025, 0.975))
+                low, high = interval(100 * gap[1:])
                 text = f"{100 * gap[0]:+.1f} ({low:+.1f} … {high:+.1f})"
                 cells.append(f"{100 * cost[0]:.1f}: {f'**{text}**' if shown[rule, i] else text}")
             yield cells
@@ -246,25 +238,23 @@ def read(
     names = ["target_previous", "draft_previous", "draft_token", "target_token"]
     labels = mined.tokens.select_columns(names).with_format("numpy")[:]
     x, y = (torch.from_numpy(labels[name]).long() for name in names[2:])
+    heads = [model.get_output_embeddings() for model in (loaded.target, loaded.draft)]
     words = {i: loaded.tokenizer.decode([i]) for i in {*x.tolist(), *y.tolist()}}
     found: dict[str, list[Tensor]] = {}
     free, decisions = [], []
     with torch.inference_mode(), progress(Console()) as bar:
         for start in bar.track(range(0, len(x), _ROWS), description="reading"):
             rows = slice(start, start + _ROWS)
-            laws = []
-            for model, name in zip((loaded.target, loaded.draft), names[:2], strict=True):
-                head = model.get_output_embeddings()
-                states = torch.from_numpy(labels[name][rows]).to(head.weight)
-                laws.append(head(states).float().softmax(-1))
+            laws, states = [], []
+            for head, name in zip(heads, names[:2], strict=True):
+                states.append(torch.from_numpy(labels[name][rows]).to(head.weight))
+                laws.append(head(states[-1]).float().softmax(-1))
             width = min(law.shape[-1] for law in laws)
             p, q = (law[:, :width] for law in laws)
             for name, own in scores(p, q, x[rows]).items():
                 found.setdefault(name, []).append(own)
             free.append(features(p, q, x[rows], y[rows], words))
-            head = loaded.target.get_output_embeddings()
-            states = torch.from_numpy(labels["target_previous"][rows]).to(head.weight)
-            decisions.append(dropped(head, states, laws[1], x[rows]))
+            decisions.append(dropped(heads[0], states[0], laws[1], x[rows]))
     examples = read_judged(data).examples
     order = {name: torch.cat(parts).numpy() for name, parts in found.items()}
     order |= unseen(examples, torch.cat(free).numpy())
@@ -289,7 +279,7 @@ def show(
     curves = Curves.read(rows)
     if solved:
         curves = curves.where(curves.examples.solved)
-    one, low, high = curves.blind[0], *np.quantile(curves.blind[1:], (0.025, 0.975))
+    one, low, high = curves.blind[0], *interval(curves.blind[1:])
     plain = curves.examples.labels.mean()
     typer.echo(
         f"{len(curves.examples)} mismatches of {len(np.unique(curves.examples.prompts))} problems: {100 * one:.1f} % "
