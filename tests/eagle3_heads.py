@@ -13,6 +13,7 @@ from transformers import LlamaConfig, PretrainedConfig, PreTrainedModel, Qwen3Co
 from hf_lossy_assist.drafting.eagle3 import Eagle3
 from hf_lossy_assist.drafting.eagle3_config import Eagle3Config
 from hf_lossy_assist.drafting.eagle3_drafter import LayerStates
+from hf_lossy_assist.drafting.state_head import StateHead
 from tests.tiny_models import VOCAB, prompt, tiny
 
 SIZES = {
@@ -52,20 +53,15 @@ def random_head(
     return head.eval()
 
 
-def trained_head(target, prompts: torch.Tensor, drafted: int = 48, steps: int = 90, **values) -> Eagle3:
-    """Return a head that knows what a target writes after some prompts, most of it: some of its drafts are kept."""
-    head = random_head(drafted=drafted, **values)
-    states = LayerStates(target, head.config.layers_of(target))
-    with torch.no_grad():
-        texts = target.generate(prompts, max_new_tokens=48, do_sample=False, eos_token_id=None, pad_token_id=0)
-        with states.watched():
-            labels = target(texts).logits[..., head.target_ids].softmax(-1)
-            read = states.pop()
+def taught(
+    head: StateHead, target, texts: torch.Tensor, read: torch.Tensor, labels: torch.Tensor, steps: int, rate: float
+) -> None:
+    """Teach a head what follows ``texts`` ``(B, L)``, from the target's states ``read`` and its choices ``labels``."""
     embeds = torch.nn.functional.embedding(texts, head.embeddings(target)).detach()
     length = texts.shape[1] - 2
     positions, mask = torch.arange(length)[None], torch.ones(length, length, dtype=torch.bool).tril()[None, None]
     diagonal = torch.eye(length, dtype=torch.bool)[None, None]
-    optimizer = torch.optim.Adam(head.parameters(), lr=5e-3)
+    optimizer = torch.optim.Adam(head.parameters(), lr=rate)
     for _ in range(steps):
         cache = head.new_cache()
         states = head(embeds[:, 1:-1], head.fuse(read[:, :-2]), positions, mask, cache)
@@ -76,6 +72,18 @@ def trained_head(target, prompts: torch.Tensor, drafted: int = 48, steps: int = 
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
+
+
+def trained_head(target, prompts: torch.Tensor, drafted: int = 48, steps: int = 90, **values) -> Eagle3:
+    """Return a head that knows what a target writes after some prompts, most of it: some of its drafts are kept."""
+    head = random_head(drafted=drafted, **values)
+    states = LayerStates(target, head.config.layers_of(target))
+    with torch.no_grad():
+        texts = target.generate(prompts, max_new_tokens=48, do_sample=False, eos_token_id=None, pad_token_id=0)
+        with states.watched():
+            labels = target(texts).logits[..., head.target_ids].softmax(-1)
+            read = states.pop()
+    taught(head, target, texts, read, labels, steps, rate=5e-3)
     return head.eval()
 
 

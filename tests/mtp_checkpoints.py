@@ -14,6 +14,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from hf_lossy_assist.drafting.mtp import Mtp, mtp_of
+from tests import eagle3_heads
 from tests.tiny_models import VOCAB, prompt
 
 _SIZES = {
@@ -140,18 +141,5 @@ def taught(target: PreTrainedModel, steps: int = 60) -> Mtp:
         texts = target.generate(prompts(), max_new_tokens=40, do_sample=False, eos_token_id=None, pad_token_id=0)
         read = target.get_decoder()(texts).last_hidden_state
         labels = target(texts).logits.softmax(-1)
-    embeds = torch.nn.functional.embedding(texts, head.embeddings(target)).detach()
-    length = texts.shape[1] - 2
-    positions, mask = torch.arange(length)[None], torch.ones(length, length, dtype=torch.bool).tril()[None, None]
-    diagonal = torch.eye(length, dtype=torch.bool)[None, None]
-    optimizer = torch.optim.Adam(head.parameters(), lr=1e-2)
-    for _ in range(steps):
-        cache = head.new_cache()
-        states = head(embeds[:, 1:-1], read[:, :-2], positions, mask, cache)
-        loss = -(labels[:, 1:-1] * head.logits(states).log_softmax(-1)).sum(-1).mean()
-        states = head(embeds[:, 2:], states, positions + 1, torch.cat([mask, diagonal], dim=-1), cache)
-        loss = loss - (labels[:, 2:] * head.logits(states).log_softmax(-1)).sum(-1).mean()
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+    eagle3_heads.taught(head, target, texts, read, labels, steps, rate=1e-2)
     return head.requires_grad_(False)
