@@ -18,7 +18,7 @@ from ...values import Rule, is_number
 from ..modes import EVERYTHING, DecodingMode
 from ..tables import NumberTable, as_text, milliseconds, number, percent, table
 from .replay import Walk
-from .speeds import Run, Speeds
+from .speeds import Speeds, Trial
 
 WANTED = 1.25
 """The speed, as a multiple of lossless's, for which advice says how much a rule has to keep."""
@@ -88,7 +88,7 @@ class Advice:
     matches: float
     keeping: Callable[[float], Mapping[int, Walk]]
     decoding: Mapping[str, Any]
-    runs: Sequence[Run] = ()
+    runs: Sequence[Trial] = ()
 
     def with_draft_cost(self, share: float) -> Advice:
         """Return the advice for other hardware, on which a drafted token takes ``share`` of a target's token."""
@@ -146,7 +146,7 @@ class Advice:
             alone, others, len(ran[0].tokens) if ran else 0, **(one.losses if self.sampled else greedily),
         )  # fmt: skip
 
-    def _ran(self, one: Replayed, gamma: int | str) -> tuple[Run, Walk] | None:
+    def _ran(self, one: Replayed, gamma: int | str) -> tuple[Trial, Walk] | None:
         """Return the run of a rule, if there is one: with drafts of ``gamma`` tokens, or else with others."""
         own = [run for run in self.runs if run.mode == one.mode.label]
         run = next((run for run in own if run.gamma == gamma), own[0] if own else None)

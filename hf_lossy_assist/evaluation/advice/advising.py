@@ -40,7 +40,7 @@ from ..requests import PromptBatch, PromptList, Prompts, run_request
 from .advice import DRAFT_COST, Advice, Replayed, Row
 from .drawing import draw
 from .replay import Acceptance, Walk, decided, drawn, greedy, reads_states, rounds
-from .speeds import Run, Speeds
+from .speeds import Speeds, Trial
 from .text_logits import LIKELIEST, TextLogits, processors_of, read_logits
 
 GAMMAS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32)
@@ -164,7 +164,7 @@ class Advising:
             advice = replace(advice, runs=(*advice.runs, *(self._run(advice, row) for row in rows)))
         return advice
 
-    def _run(self, advice: Advice, row: Row) -> Run:
+    def _run(self, advice: Advice, row: Row) -> Trial:
         """Run a setting on the first prompts, in batches of which there are two at least."""
         one = next(one for one in advice.replayed if one.mode.label == row.mode)
         mode = replace(one.mode, gamma=row.gamma, temperature=self.temperature, top_p=self.evaluation.modes[0].top_p)
@@ -173,7 +173,7 @@ class Advising:
             run_request(self.models, mode, batch, self.evaluation.length)
             for batch in self.track(batches, description=f"running {row.mode}")
         ]
-        return Run.of(row.mode, row.gamma, made)
+        return Trial.of(row.mode, row.gamma, made)
 
     @cached_property
     def laws(self) -> TextLogits:

@@ -36,7 +36,7 @@ class Work(Protocol):
 
 
 @dataclass(frozen=True, eq=False)
-class Run:
+class Trial:
     """What a setting did on the first prompts, when it ran; arrays ``(g,)``."""
 
     mode: str
@@ -46,7 +46,7 @@ class Run:
     drafted: np.ndarray
 
     @classmethod
-    def of(cls, mode: str, gamma: int | str, responses: Iterable[Response]) -> Run:
+    def of(cls, mode: str, gamma: int | str, responses: Iterable[Response]) -> Trial:
         """Return what calls of a setting say."""
         rows = [
             (len(tokens), work[0], drafted)
@@ -106,7 +106,7 @@ class Speeds:
         """Return the tokens of all rows per second."""
         return float(self.tokens.sum() / self.seconds(work).sum())
 
-    def times(self, own: Walk, base: Walk, ran: tuple[Run, Walk] | None = None) -> Interval:
+    def times(self, own: Walk, base: Walk, ran: tuple[Trial, Walk] | None = None) -> Interval:
         """Return how many times as fast as ``base`` is ``own``, and where that is in 95 % of runs on other prompts.
 
         Those are as many, so prompts count twice. A text that has left the target's is one more draw, and by a
@@ -125,7 +125,7 @@ class Speeds:
         most = own.sizes.shape[1] * others.sum() / self.seconds(self.alone).sum()
         return tuple(min(most, math.exp(x)) for x in found)
 
-    def _drift(self, walk: Walk, ran: tuple[Run, Walk] | None) -> tuple[float, Spread]:
+    def _drift(self, walk: Walk, ran: tuple[Trial, Walk] | None) -> tuple[float, Spread]:
         """Return by how much the logarithm of a rule's speed is off, and how far that may be wrong.
 
         What a run has shown counts by its precision beside that of a drift of 0.

@@ -16,7 +16,7 @@ from hf_lossy_assist.evaluation.advice import advising as advising_room
 from hf_lossy_assist.evaluation.advice.advice import Advice, Replayed
 from hf_lossy_assist.evaluation.advice.advising import Advising, target_alone
 from hf_lossy_assist.evaluation.advice.replay import Walk
-from hf_lossy_assist.evaluation.advice.speeds import Run, Speeds
+from hf_lossy_assist.evaluation.advice.speeds import Speeds, Trial
 from hf_lossy_assist.evaluation.answers import AnswerStore, load_answers
 from hf_lossy_assist.evaluation.costs import Costs
 from hf_lossy_assist.evaluation.modes import EVERYTHING, DecodingMode
@@ -142,7 +142,7 @@ def test_batches_are_timed_and_run_as_batches(models, tokenizer, monkeypatch):
 
 
 def test_other_costs_leave_the_setting_that_ran(advice):
-    ran = replace(advice, runs=[Run("near", 8, np.full(2, 39.0), np.full(2, 6.0), np.full(2, 48.0))])
+    ran = replace(advice, runs=[Trial("near", 8, np.full(2, 39.0), np.full(2, 6.0), np.full(2, 48.0))])
     elsewhere = ran.with_draft_cost(0.9)
     assert elsewhere.best().row.gamma == 2 != advice.best().row.gamma
     assert ran.said[-2] == elsewhere.said[-2]

@@ -10,7 +10,7 @@ import pytest
 
 from hf_lossy_assist.evaluation.advice import speeds as room
 from hf_lossy_assist.evaluation.advice.replay import Walk
-from hf_lossy_assist.evaluation.advice.speeds import DRIFT, Run, Speeds
+from hf_lossy_assist.evaluation.advice.speeds import DRIFT, Speeds, Trial
 from hf_lossy_assist.evaluation.costs import Costs, merged
 
 
@@ -97,9 +97,9 @@ def test_what_leaves_the_target_s_text_is_less_sure():
     assert drawn.times(walk(rounds, 5), base)[1] < 1  # lossless texts are drawn anew, too
 
 
-def run(rounds, tokens=40.0) -> Run:
+def run(rounds, tokens=40.0) -> Trial:
     rounds = np.array(rounds, dtype=float)
-    return Run("near", 5, np.full(len(rounds), tokens), rounds, 5 * rounds)
+    return Trial("near", 5, np.full(len(rounds), tokens), rounds, 5 * rounds)
 
 
 def test_a_run_corrects_what_a_replay_predicts(monkeypatch):
@@ -126,7 +126,7 @@ def test_a_batch_takes_as_long_as_its_slowest_row():
     assert found.seconds(own) == pytest.approx([10 * 1.3, 9 * 1.3])
     assert found.times(own, found.alone)[0] == pytest.approx(70 / (19 * 1.3))
     assert found.per_second(found.alone) == pytest.approx(100 / 70)
-    together = Run("near", 3, np.array([12.0, 38.0]), np.array([4.0, 10.0]), np.array([12.0, 30.0]))
+    together = Trial("near", 3, np.array([12.0, 38.0]), np.array([4.0, 10.0]), np.array([12.0, 30.0]))
     assert found.seconds(together) == pytest.approx([13.0])
 
 
