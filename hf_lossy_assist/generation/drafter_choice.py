@@ -61,7 +61,7 @@ class DrafterChoice:
     target: PreTrainedModel
     assistant_model: PreTrainedModel | None
     candidate_generator: CandidateGenerator | DrafterFactory | None
-    num_assistant_tokens: int  # γ
+    num_assistant_tokens: int  # γ; with 0, the target decodes alone in our loop and on our runners
     automatic: bool  # whether the user left γ to us
     confidence: float | None  # `assistant_confidence_threshold`, where set explicitly
     schedule: str  # `num_assistant_tokens_schedule`
@@ -137,7 +137,7 @@ class DrafterChoice:
         check_num_tokens(self.num_assistant_tokens, least=0)
         check_schedule(self.schedule)
         check_confidence(self.confidence)
-        if self.drafts_nothing:
+        if self.num_assistant_tokens == 0:
             return self._check_nothing(config)
         if self.stop is not None:
             self._check_stop(rule)
@@ -253,16 +253,10 @@ class DrafterChoice:
                 "either"
             )
 
-    @cached_property
-    def drafts_nothing(self) -> bool:
-        """Whether the target decodes alone, in this package's loop and on its runners."""
-        return self.num_assistant_tokens == 0
-
     @property
     def is_empty(self) -> bool:
-        if self.drafts_nothing:
-            return False
-        return self.assistant_model is None and self.candidate_generator is None and not self.options
+        drafted = self.num_assistant_tokens != 0
+        return drafted and self.assistant_model is None and self.candidate_generator is None and not self.options
 
     @cached_property
     def drafts_with_model(self) -> bool:
@@ -285,18 +279,13 @@ class DrafterChoice:
     @property
     def longest(self) -> int | None:
         """The largest number of tokens in a chain, where it is known beforehand."""
-        if self.drafts_nothing:
+        if self.num_assistant_tokens == 0:
             return 0
         if self.assistant_model is None:
             return self.options.get("prompt_lookup_num_tokens")
-        by_model = self.longest_of_model
-        return by_model and max(by_model, self.looked_up)
-
-    @property
-    def longest_of_model(self) -> int | None:
-        """The largest number of tokens that a model of ours drafts, where it is known beforehand."""
         ours = self.drafts_with_model or self.drafts_with_eagle3 or self.drafts_with_shared_keys
-        return constant_length(self.num_assistant_tokens, self.schedule) if ours else None
+        by_model = constant_length(self.num_assistant_tokens, self.schedule) if ours else None
+        return by_model and max(by_model, self.looked_up)
 
     @property
     def encoded(self) -> bool:

@@ -55,25 +55,8 @@ def make_drafter(
     ``runner`` makes the draft model's runner, None for the drafter's own. ``returned`` says that the target's outputs
     have the states that an EAGLE-3 head reads.
     """
-    if choice.drafts_nothing:
+    if choice.num_assistant_tokens == 0:
         return NoDrafter()
-    drafter = _drafter(choice, acceptor, call, processors, randomness, runner, tree, returned)
-    if not choice.looked_up:
-        return drafter
-    price = price_of(choice.assistant_model, choice.target)
-    return LookupFirstDrafter(drafter, choice.looked_up, price, compat.placeholders(call.model, call.inputs))
-
-
-def _drafter(
-    choice: DrafterChoice,
-    acceptor: Acceptor,
-    call: Prepared,
-    processors: LogitsProcessorList,
-    randomness: Randomness,
-    runner: Callable[[], ModelRunner] | None,
-    tree: TreeConfig | DrawnTreeConfig | None,
-    returned: bool,
-) -> Drafter:
     model, settings = choice.assistant_model, _settings(call, processors, randomness)
     if tree is not None:
         settings |= {"shape": tree, "keep_hidden": "draft_hidden" in acceptor.needs}
@@ -109,6 +92,12 @@ def _drafter(
             f"sequence, but the batch has {call.batch} rows; call generate() for one prompt at a time"
         )
     return drafter
+
+
+def look_up_first(drafter: Drafter, choice: DrafterChoice, call: Prepared) -> Drafter:
+    """Return a drafter that asks the call's text before ``drafter``."""
+    price = price_of(choice.assistant_model, choice.target)
+    return LookupFirstDrafter(drafter, choice.looked_up, price, compat.placeholders(call.model, call.inputs))
 
 
 def _settings(call: Prepared, processors: LogitsProcessorList, randomness: Randomness) -> dict[str, Any]:

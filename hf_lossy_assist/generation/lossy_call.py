@@ -32,7 +32,7 @@ from ..models.target import Target, TargetReader
 from .checks import check_certificate, check_decoding, check_grammar, check_mode, check_prepared, check_row_by_row
 from .config import FIELDS, LossyConfig, guarded
 from .drafter_choice import DRAFTERS, DrafterChoice
-from .drafter_making import make_drafter
+from .drafter_making import look_up_first, make_drafter
 from .given import GivenFields
 from .prepared import Prepared
 from .runner_choice import choose_runners
@@ -79,7 +79,8 @@ class LossyCall:
                 raise LossyValueError(f"`{orphan}` needs a `lossy_mode`, but none is set; got {given[orphan]!r}")
             return None
         saved = getattr(configs[0], "lossy_config", None), getattr(configs[1], "lossy_config", None)
-        fields = guarded(fields, defaults.get("lossy_config"), *saved)
+        if any(lower := (defaults.get("lossy_config"), *saved)):
+            fields = guarded(fields, *lower)
         try:
             config = LossyConfig.from_fields(
                 mode, fields.get("lossy_config"), fields.get("lossy_head"), device=compat.device_of(model)
@@ -199,6 +200,8 @@ class LossyCall:
         drafter = make_drafter(
             self.choice, acceptor, call, processors, randomness, draft_runner, self.config.tree, runner.returns_states
         )
+        if self.choice.looked_up:
+            drafter = look_up_first(drafter, self.choice, call)
         kind = Decoding if acceptor.unverified_drafting is None else UnverifiedDecoding
         return kind(
             texts,

@@ -213,7 +213,7 @@ class _RunnerChoice:
         if way is None:
             widths = ((1,) if eagle3 else _DRAFT_WIDTHS) + newest
             return Shapes(widths, room=max(widths))
-        return Shapes(newest, drafts=choice.longest_of_model, choice=way, room=longest + 1)
+        return Shapes(newest, drafts=choice.num_assistant_tokens, choice=way, room=longest + 1)
 
     def _way(self, vocabulary: Vocabulary | None) -> TokenChoice | None:
         """Return how whole drafts choose their tokens; None where each token is drafted alone."""
@@ -239,7 +239,7 @@ class _RunnerChoice:
             return "it is offloaded"
         if self.config.rule.unverified_drafting is not None:
             return f"the rule {self.config.rule.name!r} drafts any number of tokens"
-        ours = choice.drafts_nothing or choice.drafts_with_model or choice.drafts_with_eagle3
+        ours = choice.num_assistant_tokens == 0 or choice.drafts_with_model or choice.drafts_with_eagle3
         if not (ours or choice.translation is not None or set(choice.options) == _LOOKUP):
             return "its drafter may want to see the target's inputs and outputs"
         if belongs_to_user(cache) and not isinstance(cache, StaticCache):
