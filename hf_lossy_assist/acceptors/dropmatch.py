@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -76,7 +77,7 @@ class DropMatch(Acceptor):
     lossless_at = {"dropout": 0.0}
     without_q = {"criterion": "naive"}
 
-    @property
+    @cached_property
     def needs(self) -> frozenset[str]:
         return frozenset({"dropped_heads"} | ({"draft_probs"} if self.criterion == "js" else set()))
 

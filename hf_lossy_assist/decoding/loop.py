@@ -129,7 +129,7 @@ class Decoding:
         texts, progress, rows = self.texts, self.progress, tuple(self.texts.rows)
         start, padding = texts.width, tuple(texts.left_padding)
         lengths = [texts.prompt + progress.generated[row] for row in rows]
-        counts = tuple(max(0, new - old) for new, old in zip(lengths, texts.lengths, strict=True))
+        counts = tuple([max(0, new - old) for new, old in zip(lengths, texts.lengths, strict=True)])
         ended = [progress.ended[row] for row in rows]
         self.done = all(ended)
         self._count(decisions, counts)
@@ -146,7 +146,7 @@ class Decoding:
             outputs=None if output is None else output.outputs,
             shift=texts.grow(extended, lengths, ended),
             path=path,
-            tokens=tuple(decisions[row].tokens[:count] if row in decisions else () for row, count in committed),
+            tokens=tuple([decisions[row].tokens[:count] if row in decisions else () for row, count in committed]),
         )
         if not self.done or len(rows) == 1:
             self.target.keep(commit)
