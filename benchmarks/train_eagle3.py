@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -24,7 +24,7 @@ from transformers import LlamaConfig, get_wsd_schedule
 from benchmarks.bundled_pair.pretraining import load_checkpoint, save_checkpoint
 from hf_lossy_assist import Eagle3, pairs
 from hf_lossy_assist.drafting.eagle3_config import Eagle3Config
-from hf_lossy_assist.drafting.eagle3_drafter import LayerStates
+from hf_lossy_assist.drafting.state_drafter import LayerStates
 
 Text = tuple[Tensor, int]
 """The tokens of a prompt and its answer, and where the answer begins."""
@@ -253,29 +253,37 @@ COMMAND = f"""lossy-assist evaluate --pair arithmetic --assistant eagle3 --batch
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
+def answered(folder: Path) -> int:
+    """Return how many problems ``evaluate`` wrote answers to."""
+    return len({json.loads(line)["id"] for line in (folder / "results.jsonl").read_text(encoding="utf-8").splitlines()})
+
+
+def kept_rows(folder: Path, rows: Mapping[str, str]) -> Iterator[str]:
+    """Yield the lines of a table: what rounds kept, and how many answers were right, of the modes in ``rows``."""
+    by_mode: dict[str, list[dict]] = {}
+    for line in (folder / "results.jsonl").read_text(encoding="utf-8").splitlines():
+        by_mode.setdefault(json.loads(line)["mode"], []).append(json.loads(line))
+    for (row, mode), said in zip(rows.items(), by_mode.values(), strict=True):
+        rounds, right = sum(x["rounds"] for x in said), sum(x["score"] for x in said) / len(said)
+        mean = sum(x["accepted"] for x in said) / rounds
+        error = 1.96 * sum((x["accepted"] - mean * x["rounds"]) ** 2 for x in said) ** 0.5 / rounds
+        kept = "" if mode == "plain" else f"{mean:.2f} ({mean - error:.2f} to {mean + error:.2f})"
+        yield f"| {row} | {kept} | {100 * right:.1f} % |"
+
+
 @app.command()
 def card(
     out: Annotated[Path, typer.Option(help="Folder of the head.")],
     answers: Annotated[Path, typer.Option(help="Folder that the command of the card wrote.")],
 ) -> None:
     """Write the head's card, with what rounds keep."""
-    lines = [json.loads(line) for line in (answers / "results.jsonl").read_text(encoding="utf-8").splitlines()]
-    by_mode: dict[str, list[dict]] = {}
-    for line in lines:
-        by_mode.setdefault(line["mode"], []).append(line)
-    table = ["| rule | kept, 95 % | right answers |", "|---|---|---|"]
-    for (row, mode), said in zip(ROWS.items(), by_mode.values(), strict=True):
-        rounds, right = sum(x["rounds"] for x in said), sum(x["score"] for x in said) / len(said)
-        mean = sum(x["accepted"] for x in said) / rounds
-        error = 1.96 * sum((x["accepted"] - mean * x["rounds"]) ** 2 for x in said) ** 0.5 / rounds
-        kept = "" if mode == "plain" else f"{mean:.2f} ({mean - error:.2f} to {mean + error:.2f})"
-        table.append(f"| {row} | {kept} | {100 * right:.1f} % |")
+    table = ["| rule | kept, 95 % | right answers |", "|---|---|---|", *kept_rows(answers, ROWS)]
     head, recipe = Eagle3.from_pretrained(out), Recipe()
     text = CARD.read_text(encoding="utf-8").format(
         parameters=sum(x.numel() for x in head.parameters()), layers=", ".join(map(str, recipe.layers)),
         drafted=head.config.draft_vocab_size, vocabulary=head.config.layer.vocab_size, steps=recipe.steps,
         batch=recipe.batch, written=recipe.written, last=recipe.steps - recipe.single, unrolled=recipe.unrolled,
-        n=len(said), table="\n".join(table), command=COMMAND,
+        n=answered(answers), table="\n".join(table), command=COMMAND,
     )  # fmt: skip
     (out / "README.md").write_text(text, encoding="utf-8")
 

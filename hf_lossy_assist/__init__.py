@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from .core.statistics import CollectedStats as CollectedStats
     from .core.statistics import LossyStats as LossyStats
     from .decoding.outputs import GenerateLossyOutput as GenerateLossyOutput
+    from .drafting.dflash import DFlash as DFlash
     from .drafting.eagle3 import Eagle3 as Eagle3
     from .drafting.vocabulary import frequent_tokens as frequent_tokens
     from .drafting.vocabulary import trim_draft_vocabulary as trim_draft_vocabulary
@@ -40,6 +41,7 @@ _NAMES = {
     "generation.config": ("LossyConfig",),
     "core.statistics": ("CollectedStats", "LossyStats"),
     "decoding.outputs": ("GenerateLossyOutput",),
+    "drafting.dflash": ("DFlash",),
     "drafting.eagle3": ("Eagle3",),
     "drafting.vocabulary": ("frequent_tokens", "trim_draft_vocabulary"),
     "generation.enabling": ("collect", "disable", "enable", "enabled", "last_stats"),

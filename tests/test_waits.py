@@ -22,6 +22,7 @@ from hf_lossy_assist.decoding import unverified
 from hf_lossy_assist.drafting import model
 from tests.acceptors.fixtures import verifier_head
 from tests.acceptors.table import ROWS, Row, row_id
+from tests.dflash_heads import random_dflash
 from tests.eagle3_heads import random_head
 from tests.graphs import Recorder, record
 from tests.tiny_models import noisy_copy, padded, prompt, tiny
@@ -34,7 +35,7 @@ TARGET = tiny()
 DRAFT = noisy_copy(TARGET, 0.05)
 LENGTHS = (7, 3, 11, 5, 6, 9, 4, 8)
 PROCESSORS = {"repetition_penalty": 1.2, "no_repeat_ngram_size": 3, "bad_words_ids": [[7], [5, 9], [8, 6]]}
-EAGLE3 = tiny("llama"), random_head()
+STATE_HEADS = {"EAGLE-3": (tiny("llama"), random_head()), "DFlash": (tiny("llama"), random_dflash())}
 TREE, DRAWN = {"depth": 4, "top_k": 4, "nodes": 16}, {"branches": [2, 2, 1]}
 
 
@@ -53,14 +54,14 @@ class Case:
     config: dict[str, Any] = field(default_factory=dict)
     kwargs: dict[str, Any] = field(default_factory=dict)
     label: str = ""
-    eagle3: bool = False  # whether an EAGLE-3 head drafts
+    head: str = ""  # which head on the target's states drafts, if one does
     graphs: bool = False
 
     @property
     def name(self) -> str:
         more = [f"{key}={'x'.join(map(str, value.values()))}" for key, value in self.config.items()]
         more += ["processors"] if self.kwargs else []
-        more += [self.label, "EAGLE-3" if self.eagle3 else "", "graphs" if self.graphs else ""]
+        more += [self.label, self.head, "graphs" if self.graphs else ""]
         kind = ["drawn" if self.do_sample else "greedy", "" if self.fixed else "default length", *more]
         return " ".join([row_id(self.row), f"b{self.batch}", *filter(None, kind)])
 
@@ -69,7 +70,7 @@ class Case:
         inputs = (
             {"input_ids": prompt(), "attention_mask": torch.ones_like(prompt())} if self.batch == 1 else padded(LENGTHS)
         )
-        pair = EAGLE3 if self.eagle3 else (TARGET, DRAFT)
+        pair = STATE_HEADS.get(self.head, (TARGET, DRAFT))
         keywords = self.row.keywords(*pair, seed=0)
         keywords["lossy_config"] |= self.config | ({} if self.graphs else {"compile": False})
         models = dict(zip(("target", "draft"), map(place, pair), strict=True))
@@ -120,7 +121,7 @@ TREES = [
 TREES += [Case(ROWS[0], batch, True, config={"tree": DRAWN}) for batch in (1, 8)]
 TREES += [Case(ROWS[0], batch, config={"tree": TREE}, kwargs=PROCESSORS) for batch in (1, 8)]
 HEADS = [
-    Case(ROWS[0], batch, do_sample, config=config, eagle3=True)
+    Case(ROWS[0], batch, do_sample, config=config, head="EAGLE-3")
     for batch, do_sample, config in (
         (1, False, {}),
         (8, True, {}),
@@ -128,6 +129,7 @@ HEADS = [
         (8, False, {"tree": TREE}),
     )
 ]
+HEADS += [Case(ROWS[0], batch, do_sample, head="DFlash") for batch, do_sample in ((1, False), (8, True))]
 GRAPHS = [replace(case, graphs=True) for case in (*LENGTH, *PROCESSED, *HEADS, *TREES) if case.row is ROWS[0]]
 GRAPHS += [
     replace(case, graphs=True)

@@ -20,8 +20,6 @@ from transformers.utils.logging import disable_progress_bar
 from .. import pairs
 from ..acceptors import REGISTRY, head_type, place_rule_head
 from ..compat import load_errors
-from ..drafting.eagle3 import Eagle3
-from ..drafting.eagle3_config import Eagle3Config
 from ..drafting.mtp import mtp_of
 from ..drafting.state_head import StateHead
 from ..errors import LossyValueError
@@ -31,6 +29,7 @@ from ..heads import Head, ModelIdentity
 from ..heads.head import load_head
 from ..models.prepacked import prepack
 from ..models.quantised import quantize_draft
+from ..pairs.pair import STATE_HEADS
 from ..store.folder import this_process
 from ..tasks import Example, Task
 from ..values import check_name
@@ -165,8 +164,8 @@ class ModelOptions:
         dtype = self.dtype and getattr(torch, self.dtype, "auto")
         pair = pairs.load(self.pair, dtype=dtype, device=one, folder=self.folder)
         draft, heads, tokenizer = pair.draft, pair.rule_heads, None
-        if self.assistant == "eagle3" and pair.eagle3 is not None:
-            draft = pair.eagle3
+        if self.assistant in STATE_HEADS and getattr(pair, self.assistant) is not None:
+            draft = getattr(pair, self.assistant)
         elif self.assistant not in (None, "draft"):
             dtype = self.dtype or str(pair.target.dtype).removeprefix("torch.")
             draft, heads = named and load_draft("--assistant", named, dtype, one), {}
@@ -191,14 +190,15 @@ def load_model(option: str, source: str, dtype: str | None, device: str) -> PreT
     return model.eval() if where else model.to(device).eval()
 
 
-def load_draft(option: str, source: str, dtype: str | None, device: str) -> PreTrainedModel | Eagle3:
+def load_draft(option: str, source: str, dtype: str | None, device: str) -> PreTrainedModel | StateHead:
     try:
         values, _ = PretrainedConfig.get_config_dict(source)
     except OSError:
         values = {}  # loading the model raises a better error
-    if not Eagle3Config.describes(values):
+    kind = next((x for x in STATE_HEADS.values() if x.config_class.describes(values)), None)
+    if kind is None:
         return load_model(option, source, dtype, device)
-    head = Eagle3.from_pretrained(source, dtype=None if dtype in (None, "auto") else getattr(torch, dtype))
+    head = kind.from_pretrained(source, dtype=None if dtype in (None, "auto") else getattr(torch, dtype))
     return head.to(default_device() if device == "auto" else device)
 
 

@@ -31,7 +31,7 @@ Assistant = Annotated[
     str | None,
     of_models(
         "--assistant",
-        help="The draft: a folder, a Hub id, mtp for the target's own layer, or a pair's draft or eagle3.",
+        help="The draft: a folder, a Hub id, mtp for the target's own layer, or a pair's draft, eagle3 or dflash.",
     ),
 ]
 Dtype = Annotated[

@@ -2,33 +2,19 @@
 
 from __future__ import annotations
 
-import importlib
-import json
 import re
-from pathlib import Path
 from typing import Any, Self
-from zipfile import ZIP_STORED, ZipFile, is_zipfile
 
 import torch
-from huggingface_hub import ModelCardData
-from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
-from transformers import DynamicCache, PreTrainedModel
+from transformers import DynamicCache
 
 from ..compat import CACHE
-from ..errors import LossyValueError
-from ..heads.repository import CARD, CONFIG, WEIGHTS, local_files, read_config
-from ..store.folder import writing
 from .eagle3_config import Eagle3Config
-from .state_head import StateHead
-from .vocabulary import DraftVocabulary, vocabulary_sizes
-
-_FILES = (CONFIG, "*.safetensors", "pytorch_model*.bin")
-# `t2d` follows from `d2t`, and the others from the target or the configuration.
-_SUPERFLUOUS = re.compile(r"t2d|verifier_(lm_head|norm)\..*|.*\.inv_freq")
+from .stored_head import StoredHead, parts_of
 
 
-class Eagle3(StateHead):
+class Eagle3(StoredHead):
     """Drafts from three of the target's states at every position; pass it as ``assistant_model`` to ``generate()``.
 
     One decoder layer reads ``g_t``, the fused states, and ``x_(t+1)``, the token after them. It predicts ``x_(t+2)``
@@ -52,16 +38,15 @@ class Eagle3(StateHead):
     torch.Size([1, 5, 16])
     """
 
-    title = "an EAGLE-3 head"
+    config_class = Eagle3Config
+    files = ("*.safetensors", "pytorch_model*.bin")  # of a .bin file only tensors are read
+    renamed = {"midlayer.": "layers.0."}  # noqa: RUF012
+    left_out = re.compile(r"t2d|verifier_(lm_head|norm)\..*|.*\.inv_freq")
 
     def __init__(self, config: Eagle3Config, own_embeddings: bool = False) -> None:
-        super().__init__()
-        self.config = config
+        super().__init__(config)
         layer = config.layer
-        self.width = layer.hidden_size
-        values = {name: value for name, value in layer.to_dict().items() if name != "model_type"}
-        self._inner = type(layer)(**values, attn_implementation="sdpa")
-        decoder_layer, norm, rotary = _parts(layer.model_type)
+        decoder_layer, norm, rotary = parts_of(layer)
         width, read = layer.hidden_size, config.layers_read * config.target_hidden_size
         self.embed_tokens = nn.Embedding(layer.vocab_size, width) if own_embeddings else None
         self.input_norm = norm(read, eps=layer.rms_norm_eps) if config.norm_before_fc else None
@@ -78,45 +63,9 @@ class Eagle3(StateHead):
         self.rotary_emb = rotary(self._inner)
         self.register_buffer("d2t", torch.zeros(config.draft_vocab_size, dtype=torch.long))
 
-    @property
-    def dtype(self) -> torch.dtype:
-        """The weights' type."""
-        return self.fc.weight.dtype
-
-    @property
-    def device(self) -> torch.device:
-        """The weights' device."""
-        return self.fc.weight.device
-
-    @property
-    def target_ids(self) -> Tensor:
-        """``(V_draft,)`` the target's tokens that it can draft."""
-        return torch.arange(len(self.d2t), device=self.d2t.device) + self.d2t
-
     def get_output_embeddings(self) -> nn.Linear:
         """Return the head over the draft vocabulary."""
         return self.lm_head
-
-    def check(self, target: PreTrainedModel) -> None:
-        """Raise unless it can draft for ``target``; the error says what differs."""
-        self.config.check(target)
-        (size,) = vocabulary_sizes(target)
-        if wrong := [int(x) for x in self.target_ids.aminmax() if not 0 <= x < size]:
-            raise LossyValueError(
-                f"`assistant_model` is an EAGLE-3 head that drafts the token {wrong[0]}, but the target has {size}; "
-                "pass a head that was trained for this target"
-            )
-        self.embeddings(target)
-
-    def embeddings(self, target: PreTrainedModel) -> Tensor:
-        """Return the embeddings ``(V, d)`` that it reads: its own, or the target's as they are stored."""
-        return super().embeddings(target) if self.embed_tokens is None else self.embed_tokens.weight
-
-    def layers_of(self, target: PreTrainedModel) -> tuple[int, ...]:
-        return self.config.layers_of(target)
-
-    def vocabulary(self, target: PreTrainedModel) -> DraftVocabulary:
-        return DraftVocabulary(self.target_ids, *vocabulary_sizes(target))
 
     def new_cache(self) -> DynamicCache:
         """Return an empty cache for its layers."""
@@ -135,6 +84,26 @@ class Eagle3(StateHead):
     def forward(
         self, embeds: Tensor, states: Tensor, positions: Tensor, mask: Tensor | None, cache: DynamicCache
     ) -> Tensor:
+        """Run the layers over positions, and add these to the cache.
+
+        Parameters
+        ----------
+        embeds
+            ``(B, L, d)`` embeddings of the tokens that follow the states.
+        states
+            ``(B, L, d)`` g of the target's states, or this method's output for the positions before.
+        positions
+            ``(B, L)`` where the states stand in the text.
+        mask
+            ``(B, 1, L, cached + L)`` True where a position is seen; None where all are.
+        cache
+            Keys and values of earlier positions.
+
+        Returns
+        -------
+        Tensor
+            ``(B, L, d)`` the input of :meth:`logits`, and of the next drafted token in place of g.
+        """
         rotary = self.rotary_emb(states, positions)
         kwargs = {"attention_mask": mask, CACHE: cache, "position_embeddings": rotary}
         first, *later = self.layers
@@ -148,87 +117,10 @@ class Eagle3(StateHead):
         return self.lm_head(states if self.config.norm_output else self.norm(states))
 
     @classmethod
-    def from_pretrained(
-        cls,
-        pretrained_model_name_or_path: str | Path,
-        *,
-        dtype: torch.dtype | None = None,
-        revision: str | None = None,
-        token: str | bool | None = None,
-        cache_dir: str | Path | None = None,
-        local_files_only: bool = False,
-    ) -> Self:
-        """Load a head from a folder or the Hub, as SafeAILab's EAGLE, SpecForge/SGLang or speculators write it.
-
-        Nothing in it is executed: only tensors are read from a ``.bin`` file.
-
-        Parameters
-        ----------
-        pretrained_model_name_or_path
-            A folder, or an id such as ``"org/name"``.
-        dtype
-            Type of the weights; by default the stored one.
-        revision, token, cache_dir, local_files_only
-            As everywhere in ``huggingface_hub``.
-
-        Raises
-        ------
-        LossyValueError
-            When there is no head, it can't be reached, or its weights don't fit its configuration.
-        """
-        download = {"token": token, "cache_dir": cache_dir, "local_files_only": local_files_only}
-        folder = local_files(pretrained_model_name_or_path, _FILES, revision=revision, **download)
-        config = Eagle3Config.from_dict(read_config(folder))
-
-        weights = _weights(folder)
-        own_embeddings = "embed_tokens.weight" in weights
-        try:
-            with torch.device("meta"):  # a configuration may ask for any size
-                blank = cls(config, own_embeddings)
-        except Exception as error:  # of whatever kind: transformers makes the layer
-            raise LossyValueError(
-                f"the layer of the EAGLE-3 head in {str(folder)!r} can't be made, perhaps because of its `hidden_act`, "
-                f"`rope_parameters`, `rope_scaling` or `rope_theta`: {error!r}"
-            ) from error
+    def _blank(cls, config: Eagle3Config, weights: dict[str, Tensor]) -> Self:
         if config.draft_vocab_size == config.layer.vocab_size:
-            weights.setdefault("d2t", torch.zeros(config.draft_vocab_size, dtype=torch.long))
-        try:
-            blank.load_state_dict(weights, assign=True)
-        except RuntimeError as error:
-            raise LossyValueError(
-                f"the EAGLE-3 head in {str(folder)!r} has other weights than its {CONFIG} says: {error}; pass another "
-                "head, or download it again"
-            ) from error
-        head = cls(config, own_embeddings)
-        head.load_state_dict(weights)
-        return head.to(dtype or weights["fc.weight"].dtype).eval()
-
-    def save_pretrained(self, save_directory: str | Path) -> None:
-        """Write configuration, weights and a model card into a folder, in the format of speculators and vLLM."""
-        folder = Path(save_directory)
-        weights = {name: value.detach().cpu().contiguous() for name, value in self.state_dict().items()}
-        can_be_drafted = torch.zeros(self.config.layer.vocab_size, dtype=torch.bool)
-        can_be_drafted[self.target_ids.cpu()] = True
-        values = self.config.to_dict() | {"dtype": str(self.dtype).removeprefix("torch.")}
-        with writing(folder):
-            folder.mkdir(parents=True, exist_ok=True)
-            save_file(weights | {"t2d": can_be_drafted}, folder / WEIGHTS, metadata={"format": "pt"})
-            (folder / CONFIG).write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
-            (folder / CARD).write_text(self._card(), encoding="utf-8")
-
-    def _card(self) -> str:
-        config = self.config
-        target = config.target_name or "its target"
-        data = ModelCardData(
-            library_name="hf_lossy_assist",
-            tags=["hf_lossy_assist", "speculative-decoding", "eagle3", "speculators"],
-            base_model=config.target_name,
-        )
-        read = "the usual three" if config.target_layers is None else ", ".join(map(str, config.target_layers))
-        return (Path(__file__).parent / "eagle3_card.md").read_text(encoding="utf-8").format(
-            metadata=data.to_yaml(), target=target, parameters=f"{sum(p.numel() for p in self.parameters()):,}",
-            layers=read, drafted=f"{config.draft_vocab_size:,}", vocabulary=f"{config.layer.vocab_size:,}",
-        )  # fmt: skip
+            weights.setdefault("d2t", torch.zeros(config.draft_vocab_size, dtype=torch.long, device="cpu"))
+        return cls(config, "embed_tokens.weight" in weights)
 
 
 class _FirstLayer(nn.Module):
@@ -252,42 +144,3 @@ class _FirstLayer(nn.Module):
         both = torch.cat([self.input_layernorm(embeds), normed], dim=-1)
         states = residual + self.self_attn(hidden_states=both, **kwargs)[0]
         return states + self.mlp(self.post_attention_layernorm(states))
-
-
-def _parts(kind: str) -> list[type[nn.Module]]:
-    module = importlib.import_module(f"transformers.models.{kind}.modeling_{kind}")
-    return [getattr(module, kind.capitalize() + name) for name in ("DecoderLayer", "RMSNorm", "RotaryEmbedding")]
-
-
-def _weights(folder: Path) -> dict[str, Tensor]:
-    """Return a checkpoint's tensors under the names of speculators."""
-    files = sorted(folder.glob("*.safetensors")) or sorted(folder.glob("pytorch_model*.bin"))
-    if not files:
-        raise LossyValueError(f"{str(folder)!r} has no weights of an EAGLE-3 head, neither safetensors nor a .bin file")
-    weights: dict[str, Tensor] = {}
-    for file in files:
-        try:
-            tensors = load_file(file) if file.suffix == ".safetensors" else _unpacked(file)
-        except Exception as error:  # of whatever kind: the file is somebody else's
-            raise LossyValueError(
-                f"{str(file)!r} is cut short, or holds more than tensors and is not executed ({error!r}); save or "
-                "download the head again, best as safetensors"
-            ) from error
-        weights |= {str(name).replace("midlayer.", "layers.0.", 1): value for name, value in tensors.items()}
-    weights = {name: value for name, value in weights.items() if not _SUPERFLUOUS.fullmatch(name)}
-    for name, value in weights.items():
-        if value.is_floating_point() != (name != "d2t"):
-            raise LossyValueError(f"{name!r} in {str(folder)!r} is of the type {value.dtype}; save the head again")
-    return weights
-
-
-def _unpacked(file: Path) -> dict[str, Tensor]:
-    """Read a ``.bin`` file; refuse tensors that would take more memory than they have on disk."""
-    if is_zipfile(file):
-        with ZipFile(file) as packed:
-            if any(part.compress_type != ZIP_STORED for part in packed.infolist()):
-                raise ValueError("it is compressed")
-    tensors = torch.load(file, map_location="cpu", weights_only=True)
-    if wrong := [name for name, x in tensors.items() if x.layout != torch.strided or not x.is_contiguous()]:
-        raise ValueError(f"{wrong} are not stored whole")
-    return tensors

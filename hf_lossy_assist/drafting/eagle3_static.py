@@ -7,41 +7,34 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 from transformers import PreTrainedModel
 
 from ..core.distributions import Randomness
-from ..core.texts import RowShift
 from ..models.static.cache_slot import StaticCacheSlot
-from ..models.static.fixed_runner import FixedRunner, Prepare, TokenChoice, WholeDraft, chained
-from ..models.static.forwards import DecoderForward, FixedForward, shallow
+from ..models.static.fixed_runner import Prepare, TokenChoice, WholeDraft, chained
+from ..models.static.forwards import shallow
 from ..models.static.graphs import weights_of
-from .eagle3_drafter import Eagle3Forwards, embedded
-from .state_head import StateHead
+from .eagle3 import Eagle3
+from .eagle3_drafter import Eagle3Forwards
+from .mtp import Mtp
+from .state_head import embedded
+from .state_static import StaticStateForwards
 from .vocabulary import vocabulary_sizes
 
 
-class StaticEagle3Forwards(FixedRunner, Eagle3Forwards):
-    """Runs a head on a static cache. Its masks are whole ones, so trees need no forwards of their own."""
+class StaticEagle3Forwards(StaticStateForwards, Eagle3Forwards):
+    """Runs an EAGLE-3 head or an MTP layer on a static cache."""
 
-    def __init__(self, head: StateHead, target: PreTrainedModel, mask: Tensor | None, slot: StaticCacheSlot) -> None:
-        Eagle3Forwards.__init__(self, head, target, mask)
-        FixedRunner.__init__(self, head, slot)
-        self._vocabulary = head.vocabulary(target)
-        self._size = vocabulary_sizes(target)[0]
-        self._eager = self._around(self._body(True))
+    def __init__(self, head: Eagle3 | Mtp, target: PreTrainedModel, mask: Tensor | None, slot: StaticCacheSlot) -> None:
+        super().__init__(head, target, mask, slot)
+        (self._size,) = vocabulary_sizes(target)
 
     def _kind(self, of_tree: bool) -> Hashable:
         return self._size, self.embeddings.data_ptr(), weights_of(self.model.get_output_embeddings())
 
-    def _body(self, decorated: bool) -> Callable[..., tuple[Tensor, ...]]:
-        head = shallow(self.model)  # of the head itself a graph would be a reference, which keeps it for ever
-        return lambda *inputs, cache: (head.forward(*inputs, cache),)
-
-    def _around(self, body: Callable[..., tuple[Tensor, ...]]) -> FixedForward:
+    def _body(self, of_tree: bool, decorated: bool) -> Callable[..., tuple[Tensor, ...]]:
         head = shallow(self.model)
-        head.__dict__["forward"] = DecoderForward(body, self.slot.rows)
-        return FixedForward(head)
+        return lambda *inputs, cache: (head.forward(*inputs, cache),)
 
     def _drafting(self, length: int, choice: TokenChoice, decorated: bool, prepare: Prepare) -> Callable[..., Any]:
         head, embeddings = shallow(self.model), self.embeddings
@@ -63,35 +56,17 @@ class StaticEagle3Forwards(FixedRunner, Eagle3Forwards):
     def _trial(self, of_tree: bool, width: int, eager: bool) -> Tensor:
         self.seen = 0
         tokens = torch.zeros(self.slot.rows, width, dtype=torch.long, device=self.device)
-        return self.model.logits(self._run(tokens, self._any_states(width), *self._next(width), eager=eager))
+        return self.model.logits(self._run(tokens, self._anything(width), *self._next(width), eager=eager))
 
     def _trial_draft(self, draft: WholeDraft, waits: Tensor | None) -> Tensor:
-        self.seen, self._state = 0, self._any_states(1)
+        self.seen, self._state = 0, self._anything(1)
         return self._drafted(draft, waits)[1]
 
-    def _any_states(self, width: int) -> Tensor:
-        return self.embeddings[:1].expand(self.slot.rows, width, -1).to(self.device, self.model.dtype).contiguous()
-
     def _run(self, ids: Tensor, states: Tensor, positions: Tensor, mask: Tensor | None, eager: bool = False) -> Tensor:
-        (rows, count), start = ids.shape, self.seen - self._first
-        width = None if eager else self._width(False, start, count)
         embeds = embedded(ids, self.embeddings, self.device).to(states.dtype)
-        inputs, mask = (embeds, states, positions.expand(rows, -1)), self._whole(mask, rows, count)
-        if width is not None:
-            at = torch.arange(width, device=self.device).clamp(max=count - 1)
-            inputs, mask = tuple(x.index_select(1, at) for x in inputs), mask.index_select(2, at)
-        self._go_to(start, self.recorded and width is not None)
-        self.slot.filled = start + (count if width is None else width)
-        forward = self._eager if width is None else self.fixed[False, width]
-        output = forward(*inputs, mask, cache=self.slot.cache).last_hidden_state
-        self.seen, self.sent = self.seen + count, ids.numel()
-        return output[:, :count]
-
-    def _whole(self, mask: Tensor | None, rows: int, count: int) -> Tensor:
-        """Return the mask over all slots of the cache."""
-        if mask is None:
-            mask = torch.ones(1, 1, count, self.seen - self._first + count, dtype=torch.bool, device=self.device)
-        return pad(mask.expand(rows, -1, -1, -1), (0, self.slot.capacity - mask.shape[-1]))
+        mask = self._whole(mask, *ids.shape)
+        self.sent = ids.numel()
+        return self._send(False, (embeds, states, positions), mask, eager=eager)
 
     def draft(self, text: Tensor, count: int, randomness: Randomness) -> tuple[Tensor, Tensor] | None:
         if self.chain is None or not self.slot.fits(self.seen - self._first, self.chain.length):
@@ -101,10 +76,9 @@ class StaticEagle3Forwards(FixedRunner, Eagle3Forwards):
         return tuple(x[:, :count] for x in drafted)
 
     def _drafted(self, draft: WholeDraft, waits: Tensor | None) -> tuple[Tensor, Tensor]:
-        start, rows, count = self.seen - self._first, len(self._state), max(1, draft.length - 1)
+        rows, count = len(self._state), max(1, draft.length - 1)
         positions, mask = self._next(count)
-        self._go_to(start, self.recorded and draft is self.chain)
-        self.slot.filled = start + draft.length - 1
+        self._go_to_draft(draft, draft.length - 1)
         return draft(
             state=self._state,
             positions=positions.expand(rows, -1).contiguous(),
@@ -112,10 +86,3 @@ class StaticEagle3Forwards(FixedRunner, Eagle3Forwards):
             waits=waits,
             cache=self.slot.cache,
         )
-
-    def rewind(self, length: int) -> None:
-        self.seen = min(self.seen, length)
-        self.slot.seek(self.seen - self._first)
-
-    def _move_cache(self, shift: RowShift, slots: int) -> None:
-        self.slot.move(shift, slots)

@@ -162,7 +162,7 @@ class ModelDrafter(Drafter, CandidateGenerator):
             return Draft.empty(ids)
         self.begin(ids)
         if (whole := self.runner.draft(ids, n, self.randomness)) is not None:
-            return self._whole(*whole, remaining)
+            return self._whole(n, *whole, remaining)
         scores, states, looks, sure = [], [], [], []
         if self.stop is not None:
             late = looks_late(ids.device)
@@ -187,17 +187,17 @@ class ModelDrafter(Drafter, CandidateGenerator):
             torch.cat(self.drafted, dim=-1),
             torch.cat(scores, dim=1).float() if scores else None,
             torch.cat(states, dim=1).to(ids.device) if states else None,
-            _lengths(n, remaining, sure),
+            lengths_of(n, remaining, sure),
             cost=DraftCost(self.calls - before[0], self.tokens - before[1]),
         )
 
-    def _whole(self, tokens: Tensor, logits: Tensor, remaining: Sequence[int]) -> Draft:
-        """Return a draft that the runner has made by itself."""
+    def _whole(self, calls: int, tokens: Tensor, logits: Tensor, remaining: Sequence[int]) -> Draft:
+        """Return a draft that the runner has made by itself, in so many forwards."""
         n, sent = tokens.shape[1], self.runner.sent
-        self.calls, self.tokens = self.calls + n, self.tokens + sent
+        self.calls, self.tokens = self.calls + calls, self.tokens + sent
         device = self.text.device
         kept = logits.to(device) if self.keep_logits else None
-        return Draft(tokens.to(device), kept, None, _lengths(n, remaining, []), cost=DraftCost(n, sent))
+        return Draft(tokens.to(device), kept, None, lengths_of(n, remaining, []), cost=DraftCost(calls, sent))
 
     def observe(self, commit: Commit) -> None:
         self._learn(round(sum(commit.accepted) / len(commit.accepted)))
@@ -247,7 +247,13 @@ class ModelDrafter(Drafter, CandidateGenerator):
         Return the token ``(B, 1)``, the processed logits of q ``(B, 1, V)``, and q where it is needed, else these
         logits.
         """
-        logits = self.read(self.unread)
+        return self.choose(self.read(self.unread))
+
+    def choose(self, logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Choose tokens by their raw logits ``(B, n, V)``, as :meth:`draft_one` does: each, where none reads the text.
+
+        Return what :meth:`draft_one` returns.
+        """
         if self._never is not None:
             logits = logits.index_fill(-1, self._never.to(logits.device), NEVER)
         if self.processors:
@@ -275,7 +281,7 @@ class ModelDrafter(Drafter, CandidateGenerator):
         return logits if self.vocabulary is None else self.vocabulary.logits(logits)
 
 
-def _lengths(n: int, remaining: Sequence[int], sure: Sequence[Sequence[bool]]) -> tuple[int, ...] | None:
+def lengths_of(n: int, remaining: Sequence[int], sure: Sequence[Sequence[bool]]) -> tuple[int, ...] | None:
     """Return how many of n drafted tokens each row gets: up to the first unsure one, and as many as fit."""
     apart = len(remaining) > 1 and bool(sure)
     if not apart and min(remaining) > n:

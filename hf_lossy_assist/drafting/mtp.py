@@ -153,6 +153,7 @@ class Mtp(StateHead):
     def forward(
         self, embeds: Tensor, states: Tensor, positions: Tensor, mask: Tensor | None, cache: DynamicCache
     ) -> Tensor:
+        """Run the layer over positions, and add these to the cache; all as in an EAGLE-3 head's."""
         both = self.enorm(embeds.to(states)), self.hnorm(states)
         joined = self.eh_proj(torch.cat(both[::-1] if self.state_first else both, dim=-1))
         rotary = self.rotary_emb(joined, positions)
@@ -161,6 +162,7 @@ class Mtp(StateHead):
         return self.norm(output if isinstance(output, Tensor) else output[0])
 
     def logits(self, states: Tensor) -> Tensor:
+        """Return logits ``(B, L, V)`` from the output of :meth:`forward`."""
         return self._lm_head[0](states)
 
 

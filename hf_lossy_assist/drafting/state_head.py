@@ -1,12 +1,13 @@
-"""Heads that draft from a target's own states: what an EAGLE-3 head and a model's MTP layer have in common."""
+"""Heads that draft from a target's own states: what EAGLE-3 and DFlash heads and a model's MTP layer share."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import ClassVar, Self
+from typing import Self
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import embedding
 from transformers import DynamicCache, PreTrainedModel
 
 from ..errors import LossyValueError
@@ -14,12 +15,9 @@ from .vocabulary import Vocabulary
 
 
 class StateHead(nn.Module, ABC):
-    """A layer that reads the target's state at a token and the token after it, and predicts the one after these.
+    """Drafts from states of the target's layers; its class says what its forwards read."""
 
-    From the second drafted token on, its own output replaces the target's state.
-    """
-
-    title: ClassVar[str]  # in errors, after "`assistant_model` is"
+    title: str  # in errors, after "`assistant_model` is"
     width: int  # of the embeddings that it reads
 
     @property
@@ -31,6 +29,11 @@ class StateHead(nn.Module, ABC):
     @abstractmethod
     def device(self) -> torch.device:
         """The weights' device."""
+
+    @property
+    def longest(self) -> int | None:
+        """How many tokens a draft can have; None for any number."""
+        return None
 
     def get_decoder(self) -> Self:
         """Return itself: callers that time a model's forwards watch its decoder."""
@@ -68,33 +71,10 @@ class StateHead(nn.Module, ABC):
 
     @abstractmethod
     def fuse(self, states: Tensor) -> Tensor:
-        """Return ``(B, L, d)`` what :meth:`forward` takes, from the target's states side by side."""
+        """Return ``(B, L, d)`` what the layers read, from the target's states side by side."""
 
-    @abstractmethod
-    def forward(
-        self, embeds: Tensor, states: Tensor, positions: Tensor, mask: Tensor | None, cache: DynamicCache
-    ) -> Tensor:
-        """Run the layers over positions, and add these to the cache.
 
-        Parameters
-        ----------
-        embeds
-            ``(B, L, d)`` embeddings of the tokens that follow the states.
-        states
-            ``(B, L, d)`` of :meth:`fuse`, or this method's output for the positions before.
-        positions
-            ``(B, L)`` where the states stand in the text.
-        mask
-            ``(B, 1, L, cached + L)`` True where a position is seen; None where all are.
-        cache
-            Keys and values of earlier positions.
-
-        Returns
-        -------
-        Tensor
-            ``(B, L, d)`` the input of :meth:`logits`, and of the next drafted token in place of ``states``.
-        """
-
-    @abstractmethod
-    def logits(self, states: Tensor) -> Tensor:
-        """Return logits ``(B, L, V_draft)`` from the output of :meth:`forward`."""
+def embedded(ids: Tensor, embeddings: Tensor, device: torch.device) -> Tensor:
+    """Return the embeddings of tokens, on the head's ``device``; a target's newest tokens may have none."""
+    ids = ids.to(embeddings.device)
+    return embedding(ids.masked_fill(ids >= len(embeddings), 0), embeddings).to(device)

@@ -165,7 +165,7 @@ def trim_draft_vocabulary(draft: PreTrainedModel, tokens: Iterable[int]) -> PreT
     LossyValueError
         When ``tokens`` is empty or has ids that the draft lacks, or the draft is no model of transformers.
     LossyUnsupportedError
-        When the draft's LM head is no plain linear layer in memory, or it is an EAGLE-3 head.
+        When the draft's LM head is no plain linear layer in memory, or it is an EAGLE-3 or DFlash head.
 
     Examples
     --------

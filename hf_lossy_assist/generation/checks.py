@@ -84,7 +84,7 @@ def check_prepared(config: LossyConfig, choice: DrafterChoice, call: Prepared) -
         )
     if config.tree is not None:
         _check_tree(config, choice.assistant_model, call)
-    if choice.drafts_with_eagle3 and (obstacle := compat.obstacle_to_states(model, call.inputs)) is not None:
+    if choice.drafts_from_states and (obstacle := compat.obstacle_to_states(model, call.inputs)) is not None:
         raise LossyUnsupportedError(
             f"`assistant_model` is {choice.assistant_model.title}, which reads one state of a layer for each token, "
             f"but {obstacle}; pass a draft model"
@@ -195,7 +195,7 @@ def check_grammar(config: LossyConfig, processors: LogitsProcessorList, do_sampl
 
 
 def check_certificate(config: LossyConfig, choice: DrafterChoice, call: Prepared, given: GivenFields) -> None:
-    own, by_model = call.config, choice.drafts_with_model or choice.drafts_with_eagle3 or choice.drafts_with_shared_keys
+    own, by_model = call.config, choice.drafts_with_model or choice.drafts_from_states or choice.drafts_with_shared_keys
     draft = choice.assistant_model if by_model else None
     draws: Any = (1.0 if own.temperature is None else own.temperature) if own.do_sample else None
     if own.do_sample and (own.top_k or (own.top_p is not None and own.top_p < 1)):

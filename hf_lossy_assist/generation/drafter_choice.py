@@ -23,10 +23,11 @@ from ..drafting.draft_ends import (
     check_schedule,
     constant_length,
 )
+from ..drafting.eagle3 import Eagle3
 from ..drafting.early_exit import first_layers
 from ..drafting.encoder_decoder import check_encoder_decoder_draft
 from ..drafting.model import check_decoder, check_draft_model
-from ..drafting.mtp import mtp_of
+from ..drafting.mtp import Mtp, mtp_of
 from ..drafting.per_row import missing
 from ..drafting.shared_keys import check_shared_keys
 from ..drafting.state_head import StateHead
@@ -111,6 +112,7 @@ class DrafterChoice:
             unsaid = schedule in (None, "constant") and confidence is None and stop is None
             if ours and unsaid and (stop := config.default_stop) is not None:
                 gamma = LONGEST
+            gamma = min(gamma, getattr(assistant, "longest", None) or gamma)
         return cls(
             target=target,
             assistant_model=assistant,
@@ -160,15 +162,21 @@ class DrafterChoice:
                 f"the rule {name!r} runs a head on the draft model's states; pass an `assistant_model` with the "
                 "target's tokenizer, and no other drafter"
             )
-        rule.check_models(self.target, None if self.drafts_with_eagle3 else self.assistant_model)
+        rule.check_models(self.target, None if self.drafts_from_states else self.assistant_model)
         if self.candidate_generator is not None:
             if not isinstance(self.candidate_generator, CandidateGenerator) and not callable(self.candidate_generator):
                 raise LossyValueError(
                     "`candidate_generator` has to be a CandidateGenerator or a callable that returns one, but is "
                     f"{self.candidate_generator!r}"
                 )
-        elif self.drafts_with_eagle3:
-            self.assistant_model.check(self.target)
+        elif self.drafts_from_states:
+            head = self.assistant_model
+            head.check(self.target)
+            if head.longest is not None and self.num_assistant_tokens > head.longest:
+                raise LossyValueError(
+                    f"`num_assistant_tokens` has to be at most {head.longest} with {head.title} whose blocks have "
+                    f"{head.longest + 1} tokens, but is {self.num_assistant_tokens}; leave it out, or give fewer"
+                )
         elif self.drafts_with_shared_keys:
             check_shared_keys(self.target, self.assistant_model)
         elif self.translation is not None:
@@ -183,8 +191,8 @@ class DrafterChoice:
                 f"`lossy_mode` {name!r} needs a drafter; pass `assistant_model`, `prompt_lookup_num_tokens` or "
                 "`candidate_generator`"
             )
-        if (self.drafts_with_eagle3 or self.drafts_with_shared_keys) and "draft_hidden" in rule.needs:
-            kind = self.assistant_model.title if self.drafts_with_eagle3 else f"a {type(self.assistant_model).__name__}"
+        if "draft_hidden" in rule.needs and (self.drafts_from_states or self.drafts_with_shared_keys):
+            kind = self.assistant_model.title if self.drafts_from_states else f"a {type(self.assistant_model).__name__}"
             raise LossyUnsupportedError(
                 f"the rule {name!r} reads the states of a draft model, but {kind} drafts, which has none; pass a draft "
                 "model"
@@ -263,10 +271,15 @@ class DrafterChoice:
         """Whether a draft model drafts in the target's tokens, by itself."""
         others = self.candidate_generator is not None or self.translation is not None or self.special
         own = self.assistant_model is not None and not self.target.config.is_encoder_decoder
-        return own and not others and not self.drafts_with_eagle3 and not self.drafts_with_shared_keys
+        return own and not others and not self.drafts_from_states and not self.drafts_with_shared_keys
 
     @cached_property
     def drafts_with_eagle3(self) -> bool:
+        """Whether an EAGLE-3 head or an MTP layer drafts, which can draft trees."""
+        return isinstance(self.assistant_model, Eagle3 | Mtp) and self.drafts_from_states
+
+    @cached_property
+    def drafts_from_states(self) -> bool:
         """Whether a head on the target's own states drafts."""
         return isinstance(self.assistant_model, StateHead) and self.candidate_generator is None
 
@@ -283,7 +296,7 @@ class DrafterChoice:
             return 0
         if self.assistant_model is None:
             return self.options.get("prompt_lookup_num_tokens")
-        ours = self.drafts_with_model or self.drafts_with_eagle3 or self.drafts_with_shared_keys
+        ours = self.drafts_with_model or self.drafts_from_states or self.drafts_with_shared_keys
         by_model = constant_length(self.num_assistant_tokens, self.schedule) if ours else None
         return by_model and max(by_model, self.looked_up)
 

@@ -14,11 +14,15 @@ from ..compat import CandidateGenerator
 from ..core.distributions import Randomness
 from ..drafting import Drafter, NoDrafter
 from ..drafting.cross_tokenizer import CrossTokenizerDrafter
+from ..drafting.dflash import DFlash
+from ..drafting.dflash_drafter import DFlashDrafter
 from ..drafting.draft_ends import ConfidenceStop, draft_length_of, fresh
+from ..drafting.eagle3 import Eagle3
 from ..drafting.eagle3_drafter import Eagle3Drafter
 from ..drafting.encoder_decoder import EncoderDecoderDrafter
 from ..drafting.lookup_first import LookupFirstDrafter, price_of
 from ..drafting.model import ModelDrafter, mask_of
+from ..drafting.mtp import Mtp
 from ..drafting.per_row import GeneratorDrafter, PerRowDrafter, drafter_of, missing
 from ..drafting.shared_keys import SharedKeysDrafter
 from ..drafting.tree import (
@@ -37,6 +41,7 @@ from .drafter_choice import TRANSFORMERS_OPTIONS, DrafterChoice
 from .prepared import Prepared
 
 _TREES = {TreeConfig: TreeDrafter, DrawnTreeConfig: DrawnTreeDrafter}
+_OF_STATES = {Eagle3: Eagle3Drafter, Mtp: Eagle3Drafter, DFlash: DFlashDrafter}
 _EAGLE3_TREES = {TreeConfig: Eagle3TreeDrafter, DrawnTreeConfig: Eagle3DrawnTreeDrafter}
 
 
@@ -53,7 +58,7 @@ def make_drafter(
     """Return the drafter of a call with all its rows; the draft's logits go through ``processors``.
 
     ``runner`` makes the draft model's runner, None for the drafter's own. ``returned`` says that the target's outputs
-    have the states that an EAGLE-3 head reads.
+    have the states that a head on them reads.
     """
     if choice.num_assistant_tokens == 0:
         return NoDrafter()
@@ -73,10 +78,9 @@ def make_drafter(
             head = acceptor.unverified_drafting.head
             return UNVERIFIED_DRAFTERS[head.config.position](model, head, **settings)
         return ModelDrafter(model, length, runner=runner, **_kept(choice, acceptor, call), **settings)
-    if choice.drafts_with_eagle3:
+    if choice.drafts_from_states:
         settings |= _kept(choice, acceptor, call) | {"returned": returned, "runner": runner}
-        return Eagle3Drafter(model, choice.target, length, **settings)
-
+        return _OF_STATES[type(model)](model, choice.target, length, **settings)
     if choice.drafts_with_shared_keys:
         return SharedKeysDrafter(model, choice.target, length, **_kept(choice, acceptor, call), **settings)
 

@@ -17,8 +17,12 @@ from transformers.cache_utils import StaticCache
 
 from .. import compat
 from ..compat import belongs_to_user
+from ..drafting.dflash import DFlash
+from ..drafting.dflash_static import StaticDFlashForwards
+from ..drafting.eagle3 import Eagle3
 from ..drafting.eagle3_static import StaticEagle3Forwards
 from ..drafting.model import NO_END, mask_of
+from ..drafting.mtp import Mtp
 from ..drafting.tree import MOST
 from ..drafting.vocabulary import Vocabulary, vocabulary_of, vocabulary_sizes
 from ..errors import LossyUnsupportedError, warn_once
@@ -42,6 +46,7 @@ _AUTOMATIC_TREES = (17, 33, 65, MOST + 1)
 # After a draft that was kept whole, a round's first forward is over two tokens; all others are over one.
 _DRAFT_WIDTHS = (1, 2)
 _LOOKUP = {"prompt_lookup_num_tokens"}
+_OF_STATES = {Eagle3: StaticEagle3Forwards, Mtp: StaticEagle3Forwards, DFlash: StaticDFlashForwards}
 
 
 Runners = tuple[ModelRunner, Callable[[], ModelRunner] | None]
@@ -149,9 +154,9 @@ class _RunnerChoice:
     def _target(self, given: bool) -> StaticCacheRunner:
         """Return the target's runner, on the caller's static cache or on one of the pool's."""
         model, call, cache, own = self.model, self.call, self._cache, belongs_to_user(self._cache)
-        needed, eagle3 = call.config.max_length + self._of_target.room, self.choice.drafts_with_eagle3
+        needed, head = call.config.max_length + self._of_target.room, self.choice.drafts_from_states
         slot = StaticCacheSlot(cache, int(cache.get_seq_length())) if own else take_slot(model, needed, call.batch)
-        reads = self.choice.assistant_model.layers_of(model) if eagle3 else ()
+        reads = self.choice.assistant_model.layers_of(model) if head else ()
         runner = StaticCacheRunner(model, slot, call.inputs, self._seen, self._last_position, tuple(reads))
         returned = call.batch == 1 and bool(call.config.return_dict_in_generate)
         runner.keeps_cache = own or (returned and given)
@@ -161,7 +166,7 @@ class _RunnerChoice:
     def _draft(self, path: Path, asked: bool) -> Callable[[], ModelRunner] | None:
         """Return what makes the draft's runner; None where it drafts on a dynamic cache, or is no model."""
         draft, call = self.choice.assistant_model, self.call
-        if self.choice.drafts_with_eagle3:
+        if self.choice.drafts_from_states:
             apart = draft.embeddings(self.model).device != draft.device
             obstacle = f"{draft.title} is not where the target's embeddings are" if apart else None
         elif self.choice.drafts_with_model:
@@ -176,8 +181,8 @@ class _RunnerChoice:
             return None
         shapes, mask = self._of_draft(), mask_of(call.ids, call.inputs)
         slot = take_slot(draft, call.config.max_length + shapes.room, call.batch)
-        if self.choice.drafts_with_eagle3:
-            runner = StaticEagle3Forwards(draft, self.model, mask, slot)
+        if self.choice.drafts_from_states:
+            runner = _OF_STATES[type(draft)](draft, self.model, mask, slot)
         else:
             last = None if call.batch == 1 else torch.tensor([[call.config.max_length - 1]])
             runner = StaticCacheRunner(draft, slot, {"attention_mask": mask}, last_position=last)
@@ -209,7 +214,12 @@ class _RunnerChoice:
         # An EAGLE-3 head reads all that a round has committed. A model has read it as a draft, but for its last token.
         # Nor has a model read what was looked up.
         newest = () if longest is None or not (eagle3 or choice.looked_up) else (longest + 1,)
-        way = self._way(None if eagle3 else vocabulary_of(self.model, choice.assistant_model))
+        way = self._way(None if choice.drafts_from_states else vocabulary_of(self.model, choice.assistant_model))
+        if isinstance(choice.assistant_model, DFlash):
+            size = choice.assistant_model.config.block_size
+            newest = () if longest is None else (longest + 1,)
+            drafts = {} if way is None else {"drafts": choice.num_assistant_tokens, "choice": way}
+            return Shapes((size,) if way is None else (), newest, room=size + max(newest, default=0), **drafts)
         if way is None:
             widths = ((1,) if eagle3 else _DRAFT_WIDTHS) + newest
             return Shapes(widths, room=max(widths))
@@ -239,7 +249,7 @@ class _RunnerChoice:
             return "it is offloaded"
         if self.config.rule.unverified_drafting is not None:
             return f"the rule {self.config.rule.name!r} drafts any number of tokens"
-        ours = choice.num_assistant_tokens == 0 or choice.drafts_with_model or choice.drafts_with_eagle3
+        ours = choice.num_assistant_tokens == 0 or choice.drafts_with_model or choice.drafts_from_states
         if not (ours or choice.translation is not None or set(choice.options) == _LOOKUP):
             return "its drafter may want to see the target's inputs and outputs"
         if belongs_to_user(cache) and not isinstance(cache, StaticCache):
@@ -251,9 +261,9 @@ class _RunnerChoice:
         room = call.config.max_length + self._of_target.room
         if belongs_to_user(cache) and self.config.tree is not None and StaticCacheSlot(cache).capacity < room:
             return f"trees need {room} slots, and it has fewer"
-        if path_to_decoder(model) is None and (call.batch > 1 or choice.drafts_with_eagle3):
+        if path_to_decoder(model) is None and (call.batch > 1 or choice.drafts_from_states):
             return f"the decoder of {type(model).__name__} is no module of its own, so its inputs can't be filled up"
-        if choice.drafts_with_eagle3 and (decoder_layers(model) is None or "forward" in vars(model.get_decoder())):
+        if choice.drafts_from_states and (decoder_layers(model) is None or "forward" in vars(model.get_decoder())):
             return f"the states between the layers of {type(model).__name__} can't be returned"
         return _obstacle_to_static(model) or _obstacle_to_inputs(call)
 

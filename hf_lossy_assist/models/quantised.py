@@ -213,8 +213,8 @@ def quantize_draft(draft: PreTrainedModel, dtype: str = "int8") -> PreTrainedMod
     LossyValueError
         When ``dtype`` is unknown, or the draft is no model of transformers or has no linear layers.
     LossyUnsupportedError
-        When the draft is quantised already, has no weights in memory, is an EAGLE-3 head, or is not on a CPU as
-        ``"int4"`` needs it.
+        When the draft is quantised already, has no weights in memory, is an EAGLE-3 or DFlash head, or is not on a CPU
+        as ``"int4"`` needs it.
 
     Examples
     --------
@@ -293,7 +293,7 @@ def save_int8_draft(draft: PreTrainedModel, folder: str | Path, lm_head: bool = 
     LossyValueError
         When ``draft`` is no model of transformers.
     LossyUnsupportedError
-        When it is quantised or prepacked already, or an EAGLE-3 head.
+        When it is quantised or prepacked already, or an EAGLE-3 or DFlash head.
 
     Examples
     --------
@@ -326,7 +326,7 @@ def check_changeable(draft: Any) -> None:
     """Raise unless ``draft`` is a model of transformers, whose modules can be replaced."""
     if hasattr(draft, "d2t"):
         raise LossyUnsupportedError(
-            "`draft` is an EAGLE-3 head, which is one layer over a draft vocabulary of its own; pass a draft model"
+            "`draft` is a head on the target's states, as EAGLE-3's are, which is small already; pass a draft model"
         )
     if not isinstance(draft, PreTrainedModel):
         raise LossyValueError(f"`draft` has to be a transformers model, but is {type(draft).__name__}")

@@ -40,7 +40,7 @@ class ModelRunner(ABC):
     model: PreTrainedModel
     seen: int  # how many tokens of the text the cache holds
     sent: int  # how many tokens the last forward was over, all rows together
-    returns_states = False  # whether outputs have the states between layers that an EAGLE-3 head reads
+    returns_states = False  # whether outputs have the states between layers that a head on them reads
 
     def catch_up(self, text: Tensor, keep: int) -> None:
         """Prefill the tokens that :meth:`run` with the same arguments will not cover."""

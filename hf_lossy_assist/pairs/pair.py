@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
+from ..drafting.dflash import DFlash
 from ..drafting.eagle3 import Eagle3
 from ..errors import LossyValueError
 from ..heads import Head
@@ -21,7 +22,8 @@ NAMES: Mapping[str, type[Task] | None] = {"arithmetic": Arithmetic, "qwen-coder"
 
 ROLES = ("target", "draft")
 _HEADS = ("judge", "judge-code", "verifier")
-_EAGLE3 = "eagle3"
+STATE_HEADS = {"eagle3": Eagle3, "dflash": DFlash}
+"""Heads that draft from a target's states, by the name that a pair and its folder give them."""
 
 BUNDLED = Path(__file__).parent / "arithmetic"
 """The folder of the models of ``"arithmetic"``."""
@@ -37,6 +39,7 @@ class Pair:
     task: Task | None  # None for a model of general use
     heads: Mapping[str, Head] = field(default_factory=dict)  # by name: ``"judge"``, ``"judge-code"``, ``"verifier"``
     eagle3: Eagle3 | None = None  # a head that drafts for the target, in the draft's place
+    dflash: DFlash | None = None  # another one, which drafts a block at once
 
     @property
     def rule_heads(self) -> dict[str, Head]:
@@ -85,18 +88,20 @@ def load(
     root = BUNDLED if folder is None else folder
     ours = folder is None and name == "qwen-coder"
     sources = qwen_coder.folders() if ours else [root / role for role in ROLES]
-    places = {x: hub_cards() / f"{name}-{x}" if folder is None else folder / x for x in (*_HEADS, _EAGLE3)}
+    places = {x: hub_cards() / f"{name}-{x}" if folder is None else folder / x for x in (*_HEADS, *STATE_HEADS)}
     dtype = dtype or (torch.bfloat16 if name == "qwen-coder" else torch.float32)
     target, draft = (load_model(source, dtype=dtype, device=device) for source in sources)
     heads = {x: Head.from_pretrained(places[x]) for x in _HEADS if places[x].is_dir()}
-    eagle3 = Eagle3.from_pretrained(places[_EAGLE3], dtype=target.dtype) if places[_EAGLE3].is_dir() else None
+    drafting = {
+        x: kind.from_pretrained(places[x], dtype=target.dtype) for x, kind in STATE_HEADS.items() if places[x].is_dir()
+    }
     return Pair(
         target=target,
         draft=draft,
         tokenizer=AutoTokenizer.from_pretrained(sources[0], padding_side="left"),
         task=task,
         heads={x: head.to(target.device) for x, head in heads.items()},
-        eagle3=eagle3 and eagle3.to(target.device),
+        **{x: head.to(target.device) for x, head in drafting.items()},
     )
 
 

@@ -191,5 +191,6 @@ def test_a_model_s_own_mtp_layer_is_an_assistant(tmp_path, settings):
     assert "`--draft-dtype` int8 needs a draft model" in refused.output
 
 
-def test_a_pair_s_eagle3_head_is_an_assistant():
-    assert run_pair("--assistant", "eagle3") == run_pair()
+@pytest.mark.parametrize("name", ["eagle3", "dflash"])
+def test_a_pair_s_head_is_an_assistant(name):
+    assert run_pair("--assistant", name) == run_pair()

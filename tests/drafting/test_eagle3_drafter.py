@@ -8,7 +8,8 @@ from transformers import DynamicCache
 
 from hf_lossy_assist import LossyUnsupportedError, LossyValueError
 from hf_lossy_assist.compat import CACHE
-from hf_lossy_assist.drafting.eagle3_drafter import Eagle3Drafter, LayerStates
+from hf_lossy_assist.drafting.eagle3_drafter import Eagle3Drafter
+from hf_lossy_assist.drafting.state_drafter import LayerStates
 from tests.drafting.uncached import eagle3_logits
 from tests.eagle3_heads import random_head, trained_head, trained_pair
 from tests.encoder_decoders import made

@@ -57,7 +57,7 @@ def test_the_bundled_pair_keeps_its_promises():
             for file in folder.rglob("*")
             if file.is_file()
         )
-        <= 10 * 2**20
+        <= 12 * 2**20
     )
 
 

@@ -127,7 +127,7 @@ class FixedRunner(ModelRunner):
         """Return what shapes a forward, besides its width."""
 
     @abstractmethod
-    def _body(self, decorated: bool) -> Callable[..., tuple[Tensor, ...]]:
+    def _body(self, of_tree: bool, decorated: bool) -> Callable[..., tuple[Tensor, ...]]:
         """Return what is prepared of a forward; ``decorated`` keeps transformers' decorators."""
 
     @abstractmethod
@@ -156,7 +156,7 @@ class FixedRunner(ModelRunner):
         prepared, part = (partial(x, self.model, slot) for x in (how.prepared, how.part))
         for of_tree, width in sorted({*((False, x) for x in shapes.widths), *((True, x) for x in shapes.trees)}):
             key = of_tree, width, self._kind(of_tree)
-            body = partial(part, key, partial(self._body, how.decorated))
+            body = partial(part, key, partial(self._body, of_tree, how.decorated))
             self.fixed[of_tree, width] = self._around(prepared(key, body))
             keys[str(width)], trials[str(width)] = key, partial(self._trial, of_tree, width)
         if length := shapes.drafts:

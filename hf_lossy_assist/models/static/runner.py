@@ -43,7 +43,7 @@ class StaticCacheRunner(FixedRunner):
         self._cache_name = cache_name(model)
         self.carried = {**carried, self._cache_name: slot.cache}
         self.copies_cache = False  # whether the caller gets a dynamic copy of the cache in the end
-        self._eager = model if slot.rows == 1 and not reads else self._around(self._body(True))
+        self._eager = model if slot.rows == 1 and not reads else self._around(self._body(False, True))
         mask, positions = carried.get("attention_mask"), carried.get("position_ids")
         if mask is None and slot.rows > 1:  # rows will be padded
             mask = torch.ones(slot.rows, 1, dtype=torch.long)
@@ -66,7 +66,7 @@ class StaticCacheRunner(FixedRunner):
     def _kind(self, of_tree: bool) -> Hashable:
         return "tree" if of_tree else "none" if self._padding is None else "padding", self.reads
 
-    def _body(self, decorated: bool) -> Callable[..., tuple[Tensor, ...]]:
+    def _body(self, of_tree: bool, decorated: bool) -> Callable[..., tuple[Tensor, ...]]:
         return states_of(self.model, self.reads, decorated)
 
     def _around(self, body: Callable[..., tuple[Tensor, ...]]) -> FixedForward:

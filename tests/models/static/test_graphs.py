@@ -19,6 +19,8 @@ from hf_lossy_assist.generation.runner_choice import _obstacle_to_recording
 from hf_lossy_assist.models.static.fixed_runner import _difference
 from hf_lossy_assist.models.static.graphs import RECORDERS, Graph
 from tests.acceptors.table import judge_head
+from tests.dflash_heads import SLIDING, random_dflash
+from tests.dflash_heads import trained_pair as dflash_pair
 from tests.eagle3_heads import trained_pair
 from tests.graphs import CASES, EAGER, NEW, RECORDINGS, Recorder, both, generated, llamas, record
 from tests.parity import assert_same_rows
@@ -89,13 +91,37 @@ def test_eagle3(architecture, case, inputs, recorder):
     assert recorder.recordings == 1 + {"tree, drawn": 3}.get(case, 2)
 
 
+@pytest.mark.parametrize(
+    ("architecture", "case", "inputs"),
+    [
+        ("llama", "greedy", {}), ("llama", "greedy", padded()), ("llama", "greedy, default length", padded()),
+        ("llama", "drawn, processed", padded()), ("llama", "a penalty", {}), ("gemma3", "greedy", padded()),
+        ("gpt2", "drawn", {}),
+    ],
+)  # fmt: skip
+def test_dflash(architecture, case, inputs, recorder):
+    """One graph is for what a round has committed, and another for a block, or for a whole draft."""
+    target, head = dflash_pair(architecture)
+    eager, graphs = both(recorder, target, head, **CASES[case] | inputs)
+    assert torch.equal(eager, graphs)
+    assert last_stats(target).accepted > 0
+    assert recorder.recordings == 3
+
+
+def test_dflash_with_sliding_windows_and_few_tokens(recorder):
+    target, head = tiny("llama"), random_dflash(drafted=24, layers=SLIDING, is_causal=None)
+    eager, graphs = both(recorder, target, head, lossy_mode="topk", num_assistant_tokens=4, **padded())
+    assert torch.equal(eager, graphs)
+    assert recorder.recordings == 3
+
+
 def test_a_rule_that_reads_states(recorder):
     pair = llamas()
     eager, graphs = both(recorder, *pair, lossy_mode="judge", lossy_head=judge_head(*pair), num_assistant_tokens=4)
     assert torch.equal(eager, graphs)
 
 
-@pytest.mark.parametrize("pair", [llamas, trained_pair])
+@pytest.mark.parametrize("pair", [llamas, trained_pair, dflash_pair])
 def test_the_statistics_are_the_same(pair, recorder):
     """Also where the prompt is shorter than a round, and is filled up."""
     runs, (target, draft) = [], pair()
