@@ -117,7 +117,7 @@ class DropMatch(Acceptor):
             x = v.tokens[:, at]
             outcomes = AllTokens(x) if every else Candidates(x, likeliest(v.logits[:, :n][:, at], self.candidates))
             parts.append(self._compare_at(v, at, heads, outcomes, do_sample))
-        of_draft, of_heads, agreed = (torch.cat(part, dim=-1) for part in zip(*parts, strict=True))
+        of_draft, of_heads, agreed = [torch.cat(part, dim=-1) for part in zip(*parts, strict=True)]
         return of_draft, of_heads, agreed
 
     def _compare_at(
