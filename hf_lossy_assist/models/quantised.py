@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import warnings
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from itertools import chain
@@ -20,7 +19,9 @@ from ..errors import LossyUnsupportedError, LossyValueError
 from ..heads.identity import row_norms
 
 _LEVELS = 127
+_TINY = torch.finfo(torch.float32).tiny
 _GROUP = 32
+_X86 = ("AVX2", "AVX512")
 
 
 class PackedModule(nn.Module):
@@ -87,32 +88,38 @@ class QuantisedLinear(nn.Module):
 
 
 class DynamicInt8Linear(PackedModule, QuantisedLinear):
-    """Rounds its input, too, and multiplies integers; for x86 CPUs."""
+    """Rounds its input, too, each token by its largest entry, and multiplies integers; for x86 CPUs."""
 
     dtype = "int8"
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         super().__init__(weight, bias)
         values, scale = rounded(weight.detach().float())
-        zeros = torch.zeros(len(scale), dtype=torch.long)
-        with warnings.catch_warnings():  # the kernel takes no tensors but those of the deprecated type
-            warnings.simplefilter("ignore", UserWarning)
-            quantised = torch._make_per_channel_quantized_tensor(values, scale.double(), zeros, 0)
-        self._packed = torch.ops.quantized.linear_prepack(quantised, None)
-        # Without VNNI, sums of two products of 8 bits overflow.
-        self._reduce_range = not torch.cpu._is_vnni_supported()
+        # The kernel reads an input as x + zero. Without VNNI, sums of two products of 8 bits overflow.
+        self._levels, self._zero = (_LEVELS, 128) if torch.cpu._is_vnni_supported() else (_LEVELS // 2, 64)
+        self._middle = torch.tensor([[self._zero + 0.5]])  # rounds, once the fraction is cut off
+        self._packed = torch.ops.onednn.qlinear_prepack(values, None)
+        self._scale, self._zeros = scale / self._levels, torch.zeros(len(scale), dtype=torch.long)
+
+    def forward(self, states: Tensor) -> Tensor:
+        if states.numel() != self.in_features:
+            return super().forward(states)
+        # Of one token, the kernel multiplies by the size, adds the bias, and gives the type.
+        size = float(states.abs().amax())
+        whole = torch.add(self._middle, states.view(1, -1), alpha=self._levels / size if size else 0.0)
+        out = self._multiply(whole, size, self.bias, states.dtype)
+        return out.view(*states.shape[:-1], self.out_features)
 
     def product(self, rows: Tensor) -> Tensor:
-        if len(rows) == 1:
-            return self._multiply(rows.float())
-        # The kernel has one scale for all rows, so all are brought to one size: an outlier coarsens its own row alone.
-        rows = rows.float()
-        size = rows.abs().amax(-1, keepdim=True)
-        size = torch.where(size == 0, 1.0, size)
-        return self._multiply((rows / size).nan_to_num_()) * size
+        size = rows.abs().amax(-1, keepdim=True).float()
+        whole = torch.addcdiv(self._middle, rows.float(), size.clamp(min=_TINY), value=self._levels)
+        return self._multiply(whole, 1.0, None, torch.float32) * size
 
-    def _multiply(self, rows: Tensor) -> Tensor:
-        return torch.ops.quantized.linear_dynamic(rows, self._packed, self._reduce_range)
+    def _multiply(self, whole: Tensor, size: float, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
+        return torch.ops.onednn.qlinear_pointwise(
+            whole.to(torch.uint8), size, self._zero, self._packed, self._scale, self._zeros, bias, 1.0, 0, dtype,
+            "none", [], "",
+        )  # fmt: skip
 
 
 _FEW = 16
@@ -174,7 +181,7 @@ def _int4(weight: Tensor, bias: Tensor | None) -> QuantisedLinear:
 
 
 def _int8(weight: Tensor, bias: Tensor | None) -> QuantisedLinear:
-    packs = torch.backends.quantized.engine in ("x86", "fbgemm")
+    packs = torch.backends.mkldnn.is_available() and torch.backends.cpu.get_cpu_capability() in _X86
     kind = DynamicInt8Linear if packs and weight.device.type == "cpu" else WeightOnlyInt8Linear
     return kind(weight, bias)
 

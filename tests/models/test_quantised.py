@@ -42,11 +42,21 @@ def _exact(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> 
 
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize(("kind", "levels"), [(DynamicInt8Linear, 127), (WeightOnlyInt8Linear, 127), (Int4Linear, 7.5)])
-def test_errors_stay_within_half_a_step_of_weights_and_inputs(kind, levels: float, bias: bool, dtype: torch.dtype):
+@pytest.mark.parametrize(
+    ("kind", "levels", "vnni"),
+    [
+        (DynamicInt8Linear, 127, True),
+        (DynamicInt8Linear, 127, False),
+        (WeightOnlyInt8Linear, 127, True),
+        (Int4Linear, 7.5, True),
+    ],
+)
+@pytest.mark.parametrize("shape", [(3, 5), (1, 1)])
+def test_errors_stay_within_half_a_step_of_weights_and_inputs(monkeypatch, kind, levels, vnni, shape, bias, dtype):
+    monkeypatch.setattr(torch.cpu, "_is_vnni_supported", lambda: vnni)
     torch.manual_seed(3)
     linear = nn.Linear(64, 48, bias=bias).to(dtype)
-    x = torch.randn(3, 5, 64, dtype=dtype) * torch.tensor([0.01, 1.0, 100.0], dtype=dtype)[:, None, None]
+    x = torch.randn(*shape, 64, dtype=dtype) * torch.tensor([0.01, 1.0, 100.0], dtype=dtype)[: shape[0], None, None]
     exact, got = _exact(x, linear.weight, linear.bias), kind(linear.weight, linear.bias)(x)
     assert got.dtype == dtype
     # Half a step of each weight; one step of 8 bits, over twice the token's largest input, of each input. Int4 has its
@@ -97,6 +107,14 @@ def test_tokens_are_rounded_each_by_itself():
     beside = layer(torch.cat([x, 1e4 * torch.randn(1, 16), torch.full((1, 16), torch.nan)]))
     assert torch.allclose(beside[:3], alone, atol=0.2)
     assert beside[4].isnan().all()
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_what_is_no_number_stays_none_and_zeros_give_the_bias(count):
+    layer = DynamicInt8Linear(torch.randn(8, 16), bias := torch.randn(8))
+    assert torch.equal(layer(torch.zeros(count, 16)), bias.expand(count, -1))
+    for wrong in (torch.nan, torch.inf):
+        assert not layer(torch.full((count, 16), wrong)).isfinite().any()
 
 
 def test_the_draft_is_not_changed_and_drafts_like_its_copy(pair: pairs.Pair):
