@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from hf_lossy_assist.models.static.graphs import RECORDERS
+
 from .known_texts import pair_of, prompts
 from .run import Run
 from .speed import ALPHA, decoded
@@ -54,7 +56,7 @@ def _planted(model: PreTrainedModel, happens: Callable[[Tensor], object]) -> Ite
     forward = norm.forward
 
     def faulty(states: Tensor) -> Tensor:
-        if torch.cuda.is_current_stream_capturing():
+        if states.device.type in RECORDERS and torch.cuda.is_current_stream_capturing():
             met.append(1)
             happens(states)
         return forward(states)

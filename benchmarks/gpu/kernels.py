@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import reduce
 from statistics import fmean, median
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -223,15 +224,20 @@ class Twin:
         positions = torch.arange(BEFORE, text.shape[1], device=text.device)[None]
         ids, self.logits = torch.zeros_like(text[:, BEFORE:]), torch.full_like(wanted, float("nan"))
         how = {"options": dict(variant.options)} if run.cuda else {"backend": "eager"}
-        compiled = torch.compile(lambda: model(ids, position_ids=positions, **inputs).logits, dynamic=False, **how)
+
+        def forward() -> Tensor:
+            return model(ids, position_ids=positions, **inputs).logits
+
+        code = forward.__code__.replace()  # torch would count all variants as compilations of one
+        forward = FunctionType(code, forward.__globals__, closure=forward.__closure__)
+        compiled = torch.compile(forward, dynamic=False, **how)
 
         def body() -> None:
             torch._foreach_copy_(lengths, before)
             self.logits.copy_(compiled())
 
-        with torch._dynamo.config.patch(recompile_limit=100):  # all variants share this code
-            for _ in range(2):
-                body()
+        for _ in range(2):
+            body()
         self.body = _recorded(body) if run.cuda else body
         # Neither compiling nor recording has seen these tokens.
         ids.copy_(text[:, BEFORE:])

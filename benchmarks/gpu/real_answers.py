@@ -53,7 +53,7 @@ def _rules_of(run: Run, part: str, sizes: tuple[str, Geometry, Geometry], count:
         right = pair.task.score(example, pair.tokenizer.decode(text, skip_special_tokens=True), "") > 0
         stats = last_stats(models.target)
         row = {"text": example.prompt[:40], "tokens": len(text), "seconds": round(seconds, 5), "right": int(right)}
-        return row | {"kept": sum(stats.accepted), "rounds": stats.target_calls}
+        return row | {"kept": stats.accepted, "rounds": stats.target_calls}
 
     cases = {}
     for rule in RULES:

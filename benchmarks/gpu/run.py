@@ -164,9 +164,9 @@ class Run:
                     rows[case].append(row)
         return rows
 
-    def compare(self, part: str, rows: Mapping[str, list[Row]], plain: str, **common: Any) -> None:
+    def compare(self, part: str, found: Mapping[str, list[Row]], plain: str, **common: Any) -> None:
         """Say every case's speed, and how many times as fast as ``plain`` it is on the same texts."""
-        texts = {case: _by_text(own) for case, own in rows.items()}
+        texts = {case: _by_text(own) for case, own in found.items()}
         for case, own in texts.items():
             if own:
                 tokens, seconds = map(sum, zip(*own, strict=True))
@@ -174,7 +174,7 @@ class Run:
                     "tokens_per_s": round(tokens / seconds, 1),
                     "times_plain": rounded(times_as_fast(own, texts[plain])),
                 }
-                self.say(part, case=case, summary=True, texts=len(own), calls=len(rows[case]), **row, **common)
+                self.say(part, case=case, summary=True, texts=len(own), calls=len(found[case]), **row, **common)
 
 
 def _interrupt(*_: Any) -> None:

@@ -110,11 +110,11 @@ def decoded(run: Run, target: Model, text: Tensor, new: int, **kwargs: Any) -> R
 
 
 def _later(run: Run, target: Model, texts: Tensor, kwargs: dict[str, Any], new: int = 128) -> Callable[[int], Row]:
-    """Return what times the second half of a text, which reads no prompt; it takes the text's number."""
-    new, rows = run.tokens(new), 1 if texts.dim() == 2 else texts.shape[1]
+    """Return what times the second half of a text or a batch, which reads no prompt; it takes their number."""
+    new = run.tokens(new)
 
     def measure(i: int) -> Row:
-        text = texts[i].view(rows, -1)
+        text = texts[i].view(-1, texts.shape[-1])
         half = decoded(run, target, text, new // 2, **kwargs)
         rounds = last_stats(target).target_calls
         whole = decoded(run, target, text, new, **kwargs)
