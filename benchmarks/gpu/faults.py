@@ -17,10 +17,13 @@ from .run import Run
 from .speed import ALPHA, decoded
 
 FAULTS: dict[str, tuple[int, Callable[[Tensor], object]]] = {
-    "a wait in a recording": (3, lambda x: x.sum().item()),
     "no memory in a recording": (5, lambda x: torch.empty(1 << 50, dtype=torch.uint8, device=x.device)),
+    "a wait in a recording": (3, lambda x: x.sum().item()),
 }
-"""What a recording meets, each with a draft length of its own, so that something is left to be recorded."""
+"""What a recording meets, each with a draft length of its own, so that something is left to be recorded.
+
+Memory may come back, but after a wait a model is not recorded again, so this is the last.
+"""
 GIVEN_BACK = 0.1
 """GB that may be in use after a planted fault, more than before. Graphs of several temperatures are kept for later."""
 
@@ -28,14 +31,6 @@ GIVEN_BACK = 0.1
 def faults(run: Run) -> None:
     target, draft = pair_of(run, ALPHA)
     ours = {"assistant_model": draft, "lossy_mode": "lossless"}
-    for fault, (gamma, happens) in FAULTS.items():
-        with run.step(fault) as begins:
-            if begins:
-                before = _call(run, target, fault, "before", **ours, num_assistant_tokens=4)
-                with _planted(target, happens) as met:
-                    _call(run, target, fault, "planted", **ours, num_assistant_tokens=gamma, met=met)
-                _call(run, target, fault, "the same again", **ours, num_assistant_tokens=gamma)
-                _is_back(run, fault, before, _call(run, target, fault, "later", **ours, num_assistant_tokens=4))
     rows, drawn = 2 if run.tiny else 32, ours | {"num_assistant_tokens": 4 if run.tiny else 16}
     before = None
     for i in range(3 if run.tiny else 16):
@@ -47,6 +42,14 @@ def faults(run: Run) -> None:
     with run.step("after temperatures") as begins:
         if begins and before is not None:
             _is_back(run, "temperatures", before, _call(run, target, "temperatures", "later", rows, **drawn))
+    for fault, (gamma, happens) in FAULTS.items():
+        with run.step(fault) as begins:
+            if begins:
+                before = _call(run, target, fault, "before", **ours, num_assistant_tokens=4)
+                with _planted(target, happens) as met:
+                    _call(run, target, fault, "planted", **ours, num_assistant_tokens=gamma, met=met)
+                _call(run, target, fault, "the same again", **ours, num_assistant_tokens=gamma)
+                _is_back(run, fault, before, _call(run, target, fault, "later", **ours, num_assistant_tokens=4))
 
 
 @contextlib.contextmanager

@@ -192,7 +192,7 @@ def _shape(run: Run, case: Case, layers: int | None = None) -> Geometry:
 
 def _ceilings(run: Run) -> None:
     """Say the rates, in bytes a second, of a copy, and of a product that reads a large matrix once."""
-    rows = 256 if run.tiny else 2**18
+    rows = 256 if run.tiny else 2**17
     matrix, vector = torch.randn(rows + 1, 8192, device=run.device, dtype=run.dtype).split([rows, 1])
     other, out = torch.empty_like(matrix), matrix.new_empty(rows)
     size = matrix.numel() * matrix.element_size() / 1e12
@@ -248,7 +248,7 @@ class Twin:
 def _recorded(body: Callable[[], None]) -> Callable[[], None]:
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
         body()
     return graph.replay
 

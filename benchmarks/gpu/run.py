@@ -88,6 +88,7 @@ class Run:
                     signal.signal(signal.SIGALRM, before)
         gc.collect()  # models and their graphs are in circles
         if self.cuda:
+            torch.compiler.reset()
             torch.cuda.empty_cache()
 
     @contextlib.contextmanager

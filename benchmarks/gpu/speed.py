@@ -77,7 +77,7 @@ def _first_call(run: Run, target: Model, draft: Model, gamma: int, text: Tensor,
     kwargs = _ours(run, draft, gamma)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        row = decoded(run, target, text, run.tokens(32), **kwargs)
+        row = decoded(run, target, text, run.tokens(128), **kwargs)  # as long as later ones: the cache is theirs
     said = [str(x.message)[:300] for x in caught if "no effect" in str(x.message)]
     run.say("first call", case=_name(gamma), slots=slots, process=os.getpid(), **row, warned=said, aim_s=15)
 

@@ -123,7 +123,7 @@ def test_cases_take_turns_and_only_items_that_all_have_answered_count(tmp_path):
         return body
 
     found = run.interleaved("p", {case: measure(case) for case in seconds}, range(4), rows=1)
-    assert [x["case"] for x in said(tmp_path)][:6] == ["fast", "plain", "plain", "fast", "fast", "plain"]
+    assert [x["case"] for x in said(tmp_path)[:6]] == ["fast", "plain", "plain", "fast", "fast", "plain"]
     assert {case: len(rows) for case, rows in found.items()} == {"fast": 3, "plain": 3}
     assert run.failed == ["p, item 3 of 4 and later"]
     run.compare("p", found, "plain", rows=1)
@@ -161,16 +161,23 @@ def test_each_variant_computes_the_model_and_launches_what_it_should(tmp_path, m
 
 
 def test_faults_are_met_where_something_is_recorded(tmp_path, monkeypatch):
-    record(monkeypatch, Recorder())
+    def no_memory(states):
+        raise torch.OutOfMemoryError("planted")  # for memory of a CPU torch raises another error
+
+    recorder = record(monkeypatch, Recorder())
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)  # the recorder says otherwise
+    monkeypatch.setitem(FAULTS, "no memory in a recording", (5, no_memory))
     run = Run("cpu", True, 1000.0, tmp_path)
     run.part("faults", faults, 1000)
     lines = said(tmp_path)
     assert not run.failed
-    assert [x["met"] > 0 for x in lines if x.get("case") == "planted"] == [True] * len(FAULTS)
-    warned = {x["fault"]: x["warned"] for x in lines if x.get("case") == "planted"}
-    assert "can't allocate memory" in warned["no memory in a recording"][0]
+    assert recorder.replays
+    planted = {x["fault"]: x for x in lines if x.get("case") == "planted"}
+    assert [*planted] == [*FAULTS]
+    assert all(x["met"] > 0 for x in planted.values())
+    assert "OutOfMemoryError: planted" in planted["no memory in a recording"]["warned"][0]
     assert all(x["text_is_right"] for x in lines if "text_is_right" in x)
+    assert sum(x["fault"] == "temperatures" for x in lines) == 3 + 2  # later, and how much more memory
 
 
 @pytest.mark.parametrize("way", ["graphs", "compiled"])
