@@ -155,7 +155,7 @@ def kernels(run: Run) -> None:
     models: dict[tuple[str, int], PreTrainedModel] = {}
     wanted: dict[tuple[Case, int], tuple[Tensor, Tensor]] = {}
     base: dict[Case, list[Twin]] = {}
-    ratios: dict[str, list[float]] = {}
+    ratios: dict[str, dict[Case, float]] = {}
     try:
         for name, case in ((name, case) for name, variant in VARIANTS.items() for case in variant.cases):
             with run.step(f"{name}, {case.size} x {case.tokens}") as begins, torch.no_grad():
@@ -172,11 +172,15 @@ def kernels(run: Run) -> None:
                     twins.append(Twin(run, model, VARIANTS[name], *wanted[case, layers]))
                 row = {"compile_s": round(run.now - began, 1)}
                 row |= _compared(run, case, base.setdefault(case, twins), twins)
-                ratios.setdefault(name, []).append(row["times_base"][0])
+                ratios.setdefault(name, {})[case] = row["times_base"][0]
                 run.say("kernels", variant=name, model=case.size, tokens=case.tokens, **row)
     finally:
         if run.options is None and ratios:
-            best = min((name for name in ratios if VARIANTS[name].for_calls), key=lambda name: fmean(ratios[name]))
+            known, means = {}, {}  # where a variant has no case of its own, that of the one before counts
+            for name in (name for name in ratios if VARIANTS[name].for_calls):
+                known |= ratios[name]
+                means[name] = fmean(known.values())
+            best = min(means, key=means.get)
             run.options = VARIANTS[best].options
             run.say("kernels", best_for_calls=best, options=dict(run.options))
 

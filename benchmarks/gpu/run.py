@@ -150,19 +150,22 @@ class Run:
     ) -> dict[str, list[Row]]:
         """Measure every case on each item, each time another case first, and say every row.
 
-        Items begin as long as there is time; the rows of those that all cases have answered are returned.
+        Items begin as long as there is time for the slowest one so far, and for as much again; the rows of those that
+        all cases have answered are returned.
         """
         rows: dict[str, list[Row]] = {case: [] for case in cases}
+        slowest = 0.0
         for i, item in enumerate(items):
-            with self.step(f"{part}, item {i} of {len(items)} and later") as begins:
+            with self.step(f"{part}, item {i} of {len(items)} and later", 2 * slowest) as begins:
                 if not begins:
                     break
-                turn, new = i % max(1, len(cases)), {}
+                began, turn, new = self.now, i % max(1, len(cases)), {}
                 for case in [*cases][turn:] + [*cases][:turn]:
                     new[case] = cases[case](item)
                     self.say(part, case=case, item=i, **common, **new[case])
                 for case, row in new.items():
                     rows[case].append(row)
+                slowest = max(slowest, self.now - began)
         return rows
 
     def compare(self, part: str, found: Mapping[str, list[Row]], plain: str, **common: Any) -> None:

@@ -218,7 +218,7 @@ def test_a_lease_runs_with_tiny_models(tmp_path, monkeypatch):
     wanted = ["ceilings", "kernels", "first call", "speed", "batch", "answers", "heads", "large", "faults", "end"]
     assert [x for x in dict.fromkeys(x["part"] for x in lines) if x not in ("device", "end")] == wanted[:-1]
     assert all(x["text_is_right"] for x in lines if "text_is_right" in x)
-    for part, beside in (("speed", 5), ("batch", 2), ("answers", 5), ("large", 5)):
+    for part, beside in (("speed", 6), ("batch", 2), ("answers", 5), ("large", 5)):
         summaries = [x for x in lines if x["part"] == part and "times_plain" in x]
         assert len(summaries) == beside
         assert all(x["times_plain"] == [1, 1, 1] for x in summaries if x["case"] == speed.PLAIN)
