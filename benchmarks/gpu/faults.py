@@ -32,16 +32,15 @@ def faults(run: Run) -> None:
     target, draft = pair_of(run, ALPHA)
     ours = {"assistant_model": draft, "lossy_mode": "lossless"}
     rows, drawn = 2 if run.tiny else 32, ours | {"num_assistant_tokens": 4 if run.tiny else 16}
-    before = None
+    used = []
     for i in range(3 if run.tiny else 16):
         with run.step(f"temperature {i}") as begins:
             if begins:  # texts are known when drawn, too: right tokens are far ahead
                 case = {"do_sample": True, "temperature": 0.5 + i / 20, "lossy_config": {"seed": i}}
-                gb = _call(run, target, "temperatures", f"{0.5 + i / 20}", rows, **drawn, **case)
-                before = gb if before is None else before
+                used.append(_call(run, target, "temperatures", f"{0.5 + i / 20}", rows, **drawn, **case))
     with run.step("after temperatures") as begins:
-        if begins and before is not None:
-            _is_back(run, "temperatures", before, _call(run, target, "temperatures", "later", rows, **drawn))
+        if begins and used:
+            _is_back(run, "temperatures", used[0], _call(run, target, "temperatures", "later", rows, **drawn))
     for fault, (gamma, happens) in FAULTS.items():
         with run.step(fault) as begins:
             if begins:

@@ -35,7 +35,7 @@ ALPHA = 0.8
 
 
 def speed(run: Run) -> None:
-    """Time first calls, then eight texts: drafts beside none, three times with γ = 4, once with 8, and once with many slots."""
+    """Time first calls, then eight texts: three times with γ = 4, once with 8, and once with many slots."""
     _in_its_own_process(run)
     target, draft = pair_of(run, ALPHA)
     long = 200 if run.tiny else 3900
