@@ -44,6 +44,7 @@ class DFlash(StoredHead):
 
     config_class = DFlashConfig
     renamed = {"encoder.fc.": "fc.", "encoder.output_norm_enc.": "hidden_norm."}  # noqa: RUF012
+    drafts_trees = False
     left_out = re.compile(r"t2d|embed_tokens\..*|verifier_(lm_head|norm)\..*|.*\.inv_freq")
 
     def __init__(self, config: DFlashConfig) -> None:
@@ -66,6 +67,10 @@ class DFlash(StoredHead):
     @property
     def longest(self) -> int:
         return self.config.block_size - 1
+
+    @property
+    def steps(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        return (), (self.config.block_size,)
 
     def get_output_embeddings(self) -> _Scores:
         """Return what turns states into logits."""

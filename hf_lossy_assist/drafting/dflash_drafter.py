@@ -88,7 +88,9 @@ class DFlashDrafter(StateDrafter):
     forwards = DFlashForwards
 
     def propose(self, ids: Tensor, layout: Texts, remaining: Sequence[int]) -> Draft:
-        n = min(self.draft_length.size, max(remaining) - 1, self.model.longest) if self.runner.seen else 0
+        length = self.draft_length
+        length.size = min(length.size, self.model.longest)  # a schedule would add on, and come back late
+        n = min(length.size, max(remaining) - 1) if self.runner.seen else 0
         self._drafted = n = max(n, 0)
         if n == 0:
             return Draft.empty(ids)

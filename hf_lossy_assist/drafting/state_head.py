@@ -19,16 +19,18 @@ class StateHead(nn.Module, ABC):
 
     title: str  # in errors, after "`assistant_model` is"
     width: int  # of the embeddings that it reads
+    fc: nn.Linear  # fuses what it reads
+    drafts_trees = True
+    # Over how many tokens its drafting forwards are: one that follows from those before, or a block at once.
+    steps: tuple[tuple[int, ...], tuple[int, ...]] = (1,), ()
 
     @property
-    @abstractmethod
     def dtype(self) -> torch.dtype:
-        """The weights' type."""
+        return self.fc.weight.dtype
 
     @property
-    @abstractmethod
     def device(self) -> torch.device:
-        """The weights' device."""
+        return self.fc.weight.device
 
     @property
     def longest(self) -> int | None:
