@@ -231,7 +231,7 @@ def test_a_batch_s_rounds_compile_nothing_anew():
     target, head = (
         tiny("llama"),
         dflash_heads.trained_pair()[1],
-    )  # of its own nobody has asked states, which ends graphs
+    )  # nobody has asked this target for states
     backend = Backend()
     counted(
         target, {"assistant_model": head, "lossy_config": {"compile": True}}, **INPUTS["batch"],
