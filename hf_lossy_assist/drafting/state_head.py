@@ -20,9 +20,9 @@ class StateHead(nn.Module, ABC):
     title: str  # in errors, after "`assistant_model` is"
     width: int  # of the embeddings that it reads
     fc: nn.Linear  # fuses what it reads
-    drafts_trees = True
-    # Over how many tokens its drafting forwards are: one that follows from those before, or a block at once.
-    steps: tuple[tuple[int, ...], tuple[int, ...]] = (1,), ()
+    # How many tokens a draft can have, where one forward drafts it as a block; None where it drafts token by token,
+    # any number of tokens or a tree.
+    longest: int | None = None
 
     @property
     def dtype(self) -> torch.dtype:
@@ -31,11 +31,6 @@ class StateHead(nn.Module, ABC):
     @property
     def device(self) -> torch.device:
         return self.fc.weight.device
-
-    @property
-    def longest(self) -> int | None:
-        """How many tokens a draft can have; None for any number."""
-        return None
 
     def get_decoder(self) -> Self:
         """Return itself: callers that time a model's forwards watch its decoder."""

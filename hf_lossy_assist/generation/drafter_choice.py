@@ -234,7 +234,7 @@ class DrafterChoice:
     def _check_tree(self, rule: Acceptor, drawn: bool) -> None:
         """Raise where no trees can be drafted for the rule."""
         name, without = rule.name, "leave out `tree` in `lossy_config`"
-        if not (self.drafts_with_model or (self.drafts_from_states and self.assistant_model.drafts_trees)):
+        if not (self.drafts_with_model or (self.drafts_from_states and self.assistant_model.longest is None)):
             raise LossyUnsupportedError(
                 "`tree` in `lossy_config` is for an `assistant_model` that drafts in the target's tokens by itself, an "
                 f"EAGLE-3 head or an MTP layer; {without} with other drafters"

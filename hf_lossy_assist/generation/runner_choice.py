@@ -214,7 +214,10 @@ class _RunnerChoice:
         # A head on states reads all that a round has committed. A model has read it as a draft, but for its last token.
         # Nor has a model read what was looked up.
         newest = () if longest is None or not (from_states or choice.looked_up) else (longest + 1,)
-        steps, blocks = choice.assistant_model.steps if from_states else (_DRAFT_WIDTHS, ())
+        steps, blocks = _DRAFT_WIDTHS, ()
+        if from_states:  # a block has the text's newest token, too
+            most = choice.assistant_model.longest
+            steps, blocks = ((1,), ()) if most is None else ((), (most + 1,))
         way = self._way(None if from_states else vocabulary_of(self.model, choice.assistant_model))
         room = max((*steps, *newest, 0 if way is None else longest + 1)) + sum(blocks)
         if way is None:
