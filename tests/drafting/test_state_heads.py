@@ -23,8 +23,8 @@ from tests import dflash_heads, eagle3_heads
 from tests.acceptors.fixtures import chi_square_p, count_texts, law_of_texts, pooled
 from tests.acceptors.table import PUBLISHED, ROWS, row_id
 from tests.dflash_heads import BLOCK, random_dflash, trained_dflash
+from tests.drafting.looking_up import sometimes
 from tests.drafting.mtp_reference import Reference
-from tests.drafting.test_lookup_first import sometimes
 from tests.drafting.uncached import dflash_logits, eagle3_logits
 from tests.families import CONFIGS, family, has_family
 from tests.graphs import Backend, Recorder, record
