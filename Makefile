@@ -6,7 +6,6 @@ BIN := $(VENV)/bin
 BASE := $(VENV)/.base
 STAMP := $(VENV)/.installed
 OLDEST := .venv-oldest
-CORE := .venv-core
 VLLM := .venv-vllm
 # Processes that run tests side by side.
 JOBS ?= 2
@@ -27,13 +26,14 @@ PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11 p
 PIP_ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help venv smollm2 qwen-coder demo test test-oldest test-core test-vllm test-structured docs site tables lint format
+.PHONY: help venv smollm2 qwen-coder demo test test-oldest test-core test-newest test-vllm test-structured docs site tables lint format
 
 help:
 	@echo 'make demo          answer the same questions with the target alone, losslessly and by lossy rules'
 	@echo 'make test          run the tests with the newest transformers'
 	@echo 'make test-oldest   run them with the oldest transformers supported, in an environment of its own'
 	@echo 'make test-core     test what decodes with torch 2.11 and transformers 5.17, without datasets, in an environment of its own'
+	@echo 'make test-newest   test the same with the newest torch, in an environment of its own'
 	@echo 'make test-vllm     run the tests inside vLLM, in an environment of its own'
 	@echo 'make test-structured   test the processors of outlines, xgrammar, llguidance and transformers-cfg'
 	@echo 'make docs          build the documentation into build/site, and run its examples'
@@ -71,7 +71,7 @@ demo: $(BASE)
 	$(BIN)/lossy-assist demo
 
 # Workers fill the cores: a second thread of one would only wait for another.
-test test-oldest test-core docs: export OMP_NUM_THREADS := 1
+test test-oldest test-core test-newest docs: export OMP_NUM_THREADS := 1
 
 test: $(STAMP)
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal
@@ -85,15 +85,15 @@ $(OLDEST)/.installed: pyproject.toml constraints.txt constraints-oldest.txt
 	$(OLDEST)/bin/python -m pip install --quiet $(PIP_ARGS) -c constraints-oldest.txt -e '.[test]'
 	touch $@
 
-# What decodes, without the packages that only evaluation and training need.
-test-core: $(CORE)/.installed
-	$(CORE)/bin/python -m pytest -n $(JOBS) --dist worksteal $(addprefix tests/,core decoding drafting models/test_processing.py \
+# What decodes, without the packages that only evaluation and training need, with other versions of torch.
+test-core test-newest: test-%: .venv-%/.installed
+	.venv-$*/bin/python -m pytest -n $(JOBS) --dist worksteal $(addprefix tests/,core decoding drafting models/test_processing.py \
 		models/test_cache_rows.py models/test_quantised.py acceptors/test_laws.py test_waits.py)
 
-$(CORE)/.installed: pyproject.toml constraints-core.txt
+.venv-core/.installed .venv-newest/.installed: .venv-%/.installed: pyproject.toml constraints-%.txt
 	@test -n '$(PYTHON)' || { echo 'No Python >= 3.11 with venv found; set PYTHON=/path/to/python' >&2; exit 1; }
-	test -x $(CORE)/bin/python || $(PYTHON) -m venv $(CORE)
-	$(CORE)/bin/python -m pip install --quiet $(PIP_ARGS) -c constraints-core.txt -e . pytest pytest-xdist hypothesis scipy
+	test -x .venv-$*/bin/python || $(PYTHON) -m venv .venv-$*
+	.venv-$*/bin/python -m pip install --quiet $(PIP_ARGS) -c constraints-$*.txt -e . pytest pytest-xdist hypothesis scipy
 	touch $@
 
 test-structured: $(STAMP)

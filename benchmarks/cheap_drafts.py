@@ -10,6 +10,7 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Annotated
 
+import numpy as np
 import torch
 import typer
 from rich.console import Console
@@ -23,12 +24,15 @@ from hf_lossy_assist.cli.models import LoadedModels, ModelOptions
 from hf_lossy_assist.cli.options import Threads
 from hf_lossy_assist.compat import CACHE
 from hf_lossy_assist.evaluation import meters
+from hf_lossy_assist.evaluation.quality import interval_of_sums
 from hf_lossy_assist.evaluation.tables import table
 
 CONTEXT, FORWARDS, BATCH = 150, 15, 16
+Agreement = tuple[int, dict[str, tuple[float, float]]]
+"""How many tokens an answer has; and, for each draft, how many of its likeliest ones are the same, and Σ min(p, q)."""
 COLUMNS = {
     name: itemgetter(i)
-    for i, name in enumerate(("draft", "ms per token", "its likeliest token is the target's", "Σ min(p, q)"))
+    for i, name in enumerate(("draft", "ms per token", "its likeliest token is the target's, %", "Σ min(p, q), %"))
 }
 
 
@@ -41,6 +45,9 @@ def main(
     counts: Annotated[str, typer.Option(help="Sizes of trimmed vocabularies.")] = "4096,8192,16384,32768",
     max_new_tokens: Annotated[int, typer.Option(min=2, help="Tokens per answer.")] = 96,
     threads: Threads = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="A new file for what every draft said of each answer.")
+    ] = None,
 ) -> None:
     """Read the target's own greedy answers with every draft; print its time for a token, and how well it agrees."""
     limit_threads(threads)
@@ -52,13 +59,22 @@ def main(
     with progress(screen) as bar:
         found = [agreement(loaded.target, drafts, *answer) for answer in bar.track(answers, description="reading")]
     times = forward_times(drafts)
-    positions = sum(n for n, _ in found)
-    rows = []
-    for label in drafts:
-        same, overlap = (sum(part[label][i] for _, part in found) / positions for i in (0, 1))
-        rows.append([label, f"{1e3 * times[label]:.1f}", f"{100 * same:.1f} %", f"{overlap:.3f}"])
-    screen.print(table(rows, COLUMNS, f"{pair}, {positions} tokens of the target's own text"))
+    if out is not None:
+        given = [{"tokens": n, "drafts": of} for n, of in found]
+        out.write_text("".join(f"{json.dumps(x)}\n" for x in [{"ms": times}, *given]), encoding="utf-8")
+    rows = [[label, f"{1e3 * times[label]:.1f}", *shares(found, label)] for label in drafts]
+    title = (
+        f"{pair}, {sum(n for n, _ in found)} tokens of the target's own {len(found)} answers; 95 % intervals over these"
+    )
+    screen.print(table(rows, COLUMNS, title))
     screen.print(meters.provenance(loaded.target.device, threads=torch.get_num_threads()))
+
+
+def shares(found: list[Agreement], label: str) -> list[str]:
+    """Return how often a draft's likeliest token is the target's, in %, and the mean of Σ min(p, q)."""
+    values = np.array([[*of[label], n] for n, of in found])
+    parts = [interval_of_sums(values, lambda sums, i=i: sums[:, i] / sums[:, 2]) for i in (0, 1)]
+    return [f"{100 * x:.1f} ({100 * low:.1f} … {100 * high:.1f})" for x, low, high in parts]
 
 
 def make_drafts(loaded: LoadedModels, corpus: Path, sizes: list[int]) -> dict[str, PreTrainedModel]:
@@ -99,9 +115,7 @@ def answers_of(loaded: LoadedModels, length: int) -> Iterator[tuple[Tensor, int]
 
 
 @torch.inference_mode()
-def agreement(
-    target: PreTrainedModel, drafts: dict[str, PreTrainedModel], ids: Tensor, start: int
-) -> tuple[int, dict[str, tuple[float, float]]]:
+def agreement(target: PreTrainedModel, drafts: dict[str, PreTrainedModel], ids: Tensor, start: int) -> Agreement:
     """Count the tokens after ``start``, and each draft's likeliest tokens that are the target's; sum min(p, q)."""
 
     def laws(model: PreTrainedModel) -> Tensor:

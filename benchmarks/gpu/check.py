@@ -1,4 +1,4 @@
-"""``python -m benchmarks.gpu.check --out DIR``: all that a GPU has to show, in seven minutes of an H100.
+"""``python -m benchmarks.gpu.check --out DIR``: what a GPU has to show.
 
 One JSON object per line goes to the screen and to ``DIR/gpu.jsonl`` as soon as it is known. Each part has a budget, and
 what does not fit is said to be left out. ``--tiny`` runs the same on a CPU, with tiny models.
@@ -6,6 +6,7 @@ what does not fit is said to be left out. ``--tiny`` runs the same on a CPU, wit
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -19,35 +20,45 @@ from benchmarks import command
 from hf_lossy_assist.errors import LossyValueError
 
 from .equality import equality
-from .real_answers import long_text, real_answers
+from .faults import faults
+from .grid import grid
+from .kernels import kernels
+from .real_answers import answers, large, long_text
 from .run import Run
-from .speed import speed
+from .speed import batch, first, speed
 
-PARTS = {"equality": (equality, 90), "answers": (real_answers, 80), "speed": (speed, 230), "long": (long_text, 40)}
-"""What is run, in this order, and for how many seconds a part may begin further steps."""
+LEASE = {
+    "kernels": (kernels, 200), "speed": (speed, 120), "batch": (batch, 48), "answers": (answers, 90),
+    "large": (large, 48), "faults": (faults, 30),
+}  # fmt: skip
+PARTS = LEASE | {"equality": (equality, 90), "grid": (grid, 230), "long": (long_text, 40), "first": (first, 120)}
+"""Parts by name, and the seconds that each may take; without ``--parts``, those of a lease of ten minutes run."""
 
 
 def check(
     out: Annotated[Path | None, typer.Option(help="Folder for `gpu.jsonl`.")] = None,
     tiny: Annotated[bool, typer.Option(help="Tiny models, also without a GPU.")] = False,
-    budget: Annotated[float, typer.Option(help="Seconds after which no further step begins.")] = 420.0,
-    parts: Annotated[str, typer.Option(help="Some of: equality, answers, speed, long.")] = ",".join(PARTS),
+    budget: Annotated[float, typer.Option(help="Seconds that all parts may take.")] = 540.0,
+    parts: Annotated[str, typer.Option(help=f"Some of: {', '.join(PARTS)}; the last is left out first.")] = ",".join(
+        LEASE
+    ),
+    options: Annotated[str, typer.Option(help="Inductor's, as JSON; `kernels` chooses them otherwise.")] = "null",
 ) -> None:
-    """Check equality, and measure speeds, waits and memory on a CUDA GPU."""
+    """Measure kernels, speeds and answers, and check equality and faults, on a CUDA GPU."""
     if unknown := sorted({*parts.split(",")} - {*PARTS}):
         raise LossyValueError(f"`--parts` has to be some of {list(PARTS)}, but has {unknown}")
     if not torch.cuda.is_available() and not tiny:
         raise LossyValueError("`benchmarks.gpu.check` needs a CUDA GPU, but there is none; pass `--tiny` to try it")
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)
-    run = Run("cuda:0" if torch.cuda.is_available() else "cpu", tiny, budget, out)
+    run = Run("cuda:0" if torch.cuda.is_available() else "cpu", tiny, budget, out, json.loads(options))
     torch.backends.cuda.matmul.allow_tf32 = False
     hf_lossy_assist.enable()
     name = torch.cuda.get_device_name() if run.cuda else "cpu"
     versions = {"torch": torch.__version__, "transformers": transformers.__version__}
     run.say("device", device=name, **versions, package=hf_lossy_assist.__version__)
     for part in parts.split(","):
-        run.part(*PARTS[part])
+        run.part(part, *PARTS[part])
     run.say("end", failed=run.failed)
     if run.failed:
         sys.exit(1)

@@ -21,16 +21,22 @@ TINY = (Geometry(128, 3, 4, 2, 32, 256, 1024), Geometry(64, 2, 4, 2, 16, 128, 10
 _SMALL = 0.01
 
 
-def pair_of(run: Run, positions: int = 8192) -> tuple[PreTrainedModel, PreTrainedModel]:
-    """Return a target of 8B shapes and a draft of 1B shapes; tiny ones in a tiny run."""
+@torch.no_grad()
+def pair_of(run: Run, alpha: float = 1.0, positions: int = 8192) -> tuple[PreTrainedModel, PreTrainedModel]:
+    """Return a target of 8B shapes and a draft of 1B shapes, whose tokens are right at a rate of ``alpha``."""
     shapes = TINY if run.tiny else (PRESETS["llama-8b"], PRESETS["llama-1b"])
-    target, draft = (_built(run, shape, positions) for shape in shapes)
-    continue_by(target)
-    continue_by(draft)
-    return target, draft
+    models = [built(run, shape, positions) for shape in shapes]
+    for model, rate in zip(models, (1.0, alpha), strict=True):
+        model.model.embed_tokens.weight.normal_()
+        for layer in model.model.layers:
+            layer.self_attn.o_proj.weight.mul_(_SMALL)
+            layer.mlp.down_proj.weight.mul_(_SMALL)
+        continue_by(model, rate)
+    return tuple(models)
 
 
-def _built(run: Run, shape: Geometry, positions: int) -> PreTrainedModel:
+def built(run: Run, shape: Geometry, positions: int) -> PreTrainedModel:
+    """Return a Llama with random weights."""
     config = LlamaConfig(
         **shape.config_fields(), max_position_embeddings=positions, tie_word_embeddings=False, bos_token_id=0,
         eos_token_id=None, pad_token_id=0,
@@ -42,11 +48,6 @@ def _built(run: Run, shape: Geometry, positions: int) -> PreTrainedModel:
             model = LlamaForCausalLM(config).eval()
     finally:
         torch.set_default_dtype(before)
-    with torch.no_grad():
-        model.model.embed_tokens.weight.normal_()
-        for layer in model.model.layers:
-            layer.self_attn.o_proj.weight.mul_(_SMALL)
-            layer.mlp.down_proj.weight.mul_(_SMALL)
     model.generation_config.eos_token_id = None
     return model
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -10,61 +11,65 @@ from benchmarks.growing.geometry import PRESETS, Geometry
 from benchmarks.grown_models import grow_models
 from hf_lossy_assist import last_stats, pairs
 from hf_lossy_assist.evaluation.modes import Models
+from hf_lossy_assist.evaluation.quality import paired_interval
+from hf_lossy_assist.tasks import Example
 
-from .known_texts import continue_by, is_known, pair_of, prompts
-from .run import Run
+from .known_texts import is_known, pair_of, prompts
+from .run import Row, Run, rounded
 
-SIZES = {
-    "28 layers of 70B/1B": (Geometry(8192, 28, 64, 8, 128, 28672, 128256), PRESETS["llama-1b"]),
-    "8B/1B": (PRESETS["llama-8b"], PRESETS["llama-1b"]),
-}
-TINY = {"as it is": (Geometry(), Geometry())}
-RULES = {"lossless": (8, 5), "judge": (16, 8), "dropmatch": (8, 5), "typical": (8, 16)}
-"""Draft lengths for each rule: the best of them counts."""
+EIGHT = ("8B/1B", PRESETS["llama-8b"], PRESETS["llama-1b"])
+SEVENTY = ("28 layers of 70B/1B", Geometry(8192, 28, 64, 8, 128, 28672, 128256), PRESETS["llama-1b"])
+TINY = ("as it is", Geometry(), Geometry())
+PLAIN = "no drafts"
+RULES = {PLAIN: 0, "lossless": 5, "judge": 8, "dropmatch": 8, "typical": 16}
+"""The draft length at which each rule was fastest."""
 
 
-def real_answers(run: Run) -> None:
+def answers(run: Run) -> None:
     """Time rules on word problems, with the share of right answers of the same texts."""
-    for name, (large, small) in (TINY if run.tiny else SIZES).items():
-        with run.step(name, 0 if run.tiny else 20) as begins:
-            if begins:
-                _rules_of(run, name, large, small)
-        if run.cuda:
-            torch.cuda.empty_cache()
+    _rules_of(run, "answers", TINY if run.tiny else EIGHT, 64)
 
 
-def _rules_of(run: Run, name: str, large: Geometry, small: Geometry) -> None:
+def large(run: Run) -> None:
+    """The same on fewer problems, with as many layers of a 70B as fit."""
+    _rules_of(run, "large", TINY if run.tiny else SEVENTY, 16)
+
+
+def _rules_of(run: Run, part: str, sizes: tuple[str, Geometry, Geometry], count: int) -> None:
+    name, *shapes = sizes
     pair = pairs.load("arithmetic", dtype=run.dtype, device=run.device)
-    models = grow_models(Models(pair.target, pair.draft, pair.heads), large, small)
-    examples, count = pair.task.examples("test", 16), 1 if run.tiny else 8
-    run.say("real answers", sizes=name, peak_gb=run.peak_gb())
+    models = grow_models(Models(pair.target, pair.draft, pair.heads), *shapes)
     heads = {head.config.rule: head for head in models.heads.values()}
-    cases = []
-    for rule, gammas in RULES.items():
-        for gamma in gammas[: 1 if run.tiny else None]:
-            given = {"assistant_model": models.draft, "lossy_mode": rule, "num_assistant_tokens": gamma}
-            cases.append((rule, gamma, given | ({"lossy_head": heads[rule]} if rule in heads else {})))
-    for rule, gamma, kwargs in cases:
-        with run.step(f"{rule}, {gamma}", 2) as begins:
-            if not begins:
-                continue
-            right = tokens = rounds = 0
-            seconds = 0.0
-            for i, example in enumerate(examples[: count + 1]):
-                inputs = pair.tokenizer(example.prompt, return_tensors="pt").to(run.device)
-                took, output = run.seconds(
-                    lambda inputs=inputs, kwargs=kwargs: models.target.generate(
-                        **inputs, **kwargs, do_sample=False, max_new_tokens=run.tokens(120)
-                    )
-                )
-                if i == 0:  # it records
-                    continue
-                text = output[0, inputs.input_ids.shape[1] :]
-                right += pair.task.score(example, pair.tokenizer.decode(text, skip_special_tokens=True), "") > 0
-                tokens, seconds = tokens + len(text), seconds + took
-                rounds += last_stats(models.target).target_calls
-            row = {"tokens_per_s": round(tokens / seconds, 1), "tokens_per_round": round(tokens / rounds, 2)}
-            run.say("real answers", sizes=name, rule=rule, gamma=gamma, right=f"{right} of {count}", **row)
+    warm, *examples = pair.task.examples("test", 3 if run.tiny else count + 1)
+
+    def measure(rule: str, example: Example) -> Row:
+        kwargs = {"lossy_mode": "lossless" if rule == PLAIN else rule, "num_assistant_tokens": RULES[rule]}
+        kwargs |= {"assistant_model": models.draft} | ({"lossy_head": heads[rule]} if rule in heads else {})
+        inputs = pair.tokenizer(example.prompt, return_tensors="pt").to(run.device)
+        seconds, output = run.seconds(
+            lambda: models.target.generate(**inputs, **kwargs, do_sample=False, max_new_tokens=run.tokens(120))
+        )
+        text = output[0, inputs.input_ids.shape[1] :]
+        right = pair.task.score(example, pair.tokenizer.decode(text, skip_special_tokens=True), "") > 0
+        stats = last_stats(models.target)
+        row = {"text": example.prompt[:40], "tokens": len(text), "seconds": round(seconds, 5), "right": int(right)}
+        return row | {"kept": stats.accepted, "rounds": stats.target_calls}
+
+    cases = {}
+    for rule in RULES:
+        with run.step(f"{part}, {rule}") as begins:
+            if begins:
+                measure(rule, warm)  # it records
+                cases[rule] = partial(measure, rule)
+    run.say(part, sizes=name, rules=list(cases), peak_gb=run.peak_gb())
+    rows = run.interleaved(part, cases, examples, sizes=name)
+    if not rows.get(PLAIN):
+        return
+    run.compare(part, rows, PLAIN, sizes=name)
+    for rule, own in rows.items():
+        right, plain = ([row["right"] for row in x] for x in (own, rows[PLAIN]))
+        row = {"right": sum(right), "n": len(own), "difference": rounded(paired_interval(right, plain))}
+        run.say(part, case=rule, gamma=RULES[rule], summary=True, sizes=name, **row)
     _heads(run, name, models)
 
 
@@ -90,8 +95,7 @@ def _heads(run: Run, name: str, models: Models) -> None:
 def long_text(run: Run) -> None:
     """Decode after one long prompt: time, memory, and what was kept, with the prompt in one piece and in several."""
     length, new = (600, 16) if run.tiny else (16_000, 128)
-    target, draft = pair_of(run, positions=32_768)
-    continue_by(draft, 0.8)
+    target, draft = pair_of(run, 0.8, positions=32_768)
     prompt = prompts(run, length=length) % target.config.vocab_size
     ours: dict[str, Any] = {"assistant_model": draft, "lossy_mode": "lossless", "num_assistant_tokens": 4}
     cases = {"plain": {}, "lossless": ours, "lossless, in pieces": ours | {"prefill_chunk_size": length // 8}}

@@ -1,21 +1,21 @@
-"""Speed at a chosen acceptance, beside plain decoding and transformers' assisted generation; waits; batches."""
+"""Whole calls: one text at a chosen acceptance, and batches, both beside the same runner without a draft."""
 
 from __future__ import annotations
 
-import collections
-import traceback
+import json
+import os
+import subprocess
+import sys
+import tempfile
 import warnings
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
-from statistics import median
 from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 from transformers import CompileConfig, PreTrainedModel
 
-from benchmarks.growing.geometry import PRESETS
 from hf_lossy_assist import last_stats
 from hf_lossy_assist.core.distributions import Randomness
 from hf_lossy_assist.models.static.cache_slot import give_back, take_slot
@@ -23,121 +23,136 @@ from hf_lossy_assist.models.static.fixed_runner import Shapes
 from hf_lossy_assist.models.static.graphs import RECORDERS, CompiledRecording, Recording
 from hf_lossy_assist.models.static.runner import StaticCacheRunner
 
-from .known_texts import continue_by, drafts_of, is_known, pair_of, prompts
-from .predictions import ALPHAS, CARDS, GAMMAS, predict
-from .run import Run
+from .kernels import TUNED
+from .known_texts import is_known, pair_of, prompts
+from .run import Row, Run
 
 Model: TypeAlias = PreTrainedModel
 WAYS: dict[str, dict[str, Any]] = {"graphs": {}, "compiled": {"compile": True}, "eager": {"compile": False}}
 """``lossy_config`` of each way to run forwards."""
+PLAIN = "no drafts"
+ALPHA = 0.8
 
 
 def speed(run: Run) -> None:
-    """Measure the grid, from what matters most to the rest."""
-    target, draft = pair_of(run)
-    prompt = prompts(run)
-    gammas = GAMMAS[:1] if run.tiny else GAMMAS
-    run.say("speed", memory_gb=run.peak_gb(), shapes="tiny" if run.tiny else "8B/1B")
-    target.generate(prompt, max_new_tokens=4, do_sample=False, pad_token_id=0)
-    continue_by(draft, 0.8)
-    compiled = []  # the draft lengths
-    for gamma in gammas:
-        if _ours(run, target, draft, prompt, "compiled", 0.8, gamma, needs=70):
-            compiled.append(gamma)
-        _ours(run, target, draft, prompt, "graphs", 0.8, gamma)
-        if gamma == gammas[0]:
-            for way in ("compiled", "graphs"):
-                _forwards(run, target, draft, prompt, way, gamma)
-            for way in ("compiled", "graphs"):
-                _ours(run, target, draft, prompt, way, 0.8, 0, needs=40 if way == "compiled" else 0)
-            _theirs(run, target, draft, prompt, 0.8, gamma)
-    _waits(run, target, draft, prompt)
-    _batches(run, target, draft)
-    for alpha in () if run.tiny else (*(x for x in ALPHAS if x != 0.8), 1.0):
-        continue_by(draft, alpha)
-        for gamma in compiled:
-            _ours(run, target, draft, prompt, "compiled", alpha, gamma)
-    continue_by(draft, 0.8)
-    _ours(run, target, draft, prompt, "eager", 0.8, gammas[0])
+    """Time first calls, then eight texts: three times with γ = 4, once with 8, and once with many slots."""
+    _in_its_own_process(run)
+    target, draft = pair_of(run, ALPHA)
+    long = 200 if run.tiny else 3900
+    for slots, length, drafts, repeats in ((256, 64, 4, 3), (256, 64, 8, 1), (4096, long, 4, 1)):
+        texts = prompts(run, 2 if run.tiny else 8, length) % target.config.vocab_size
+        cases = {}
+        for gamma in (drafts, 0):
+            with run.step(f"first call, γ = {gamma}, {slots} slots") as begins:
+                if begins:
+                    if gamma or drafts == 4:
+                        _first_call(run, target, draft, gamma, texts[:1], slots=slots)
+                    cases[_name(gamma)] = _later(run, target, texts, _ours(run, draft, gamma))
+            if begins and slots == 256 and gamma == 4:
+                forwards(run, target, draft, texts[:1], "compiled", gamma)
+        rows = run.interleaved("speed", cases, [*range(len(texts))] * (1 if run.tiny else repeats), slots=slots)
+        if PLAIN in rows:
+            run.compare("speed", rows, PLAIN, slots=slots, alpha=ALPHA)
 
 
-def _ours(
-    run: Run, target: Model, draft: Model, prompt: Tensor, way: str, alpha: float, gamma: int, needs: float = 0.0
-) -> bool:
-    """Time ``lossless``, and tell whether there was time for it; without drafts it is the fair baseline."""
-    with run.step(f"{way}, {alpha}, {gamma}", needs if run.cuda else 0.0) as begins:
+def first(run: Run) -> None:
+    """Time the first call of a process; ``speed`` starts one whose compiler has nothing on disk."""
+    target, draft = pair_of(run, ALPHA)
+    _first_call(run, target, draft, 4, prompts(run), slots=256)
+
+
+def _in_its_own_process(run: Run) -> None:
+    """Time a first call elsewhere; what it compiles is then on disk, for this process's first call."""
+    with run.step("first call of a process, cold", 30 if run.cuda else 0) as begins:
         if begins:
-            ours = {"assistant_model": draft, "lossy_mode": "lossless", "num_assistant_tokens": gamma}
-            ours |= {"lossy_config": WAYS[way], "compile_config": _config(run)}
-            row = timed(run, target, prompt, run.tokens(128), **ours)
-            row |= _expected(run, alpha, gamma, way == "eager")
-            run.say("speed", case=f"lossless, {way}", alpha=alpha, gamma=gamma, **row)
-    return begins
+            os.environ["TORCHINDUCTOR_CACHE_DIR"] = tempfile.mkdtemp()
+            os.environ.pop("TRITON_CACHE_DIR", None)
+            given = ["--parts", "first", "--budget", str(run.left / 2), "--options", json.dumps(dict(_options(run)))]
+            given += ["--tiny"] if run.tiny else []
+            given += ["--out", str(run.out.resolve())] if run.out else []
+            folder = Path(__file__).parents[2]
+            subprocess.run([sys.executable, "-m", "benchmarks.gpu.check", *given], check=True, cwd=folder)
 
 
-def _config(run: Run) -> CompileConfig | None:
-    return None if run.cuda else CompileConfig(backend="eager")
+def _first_call(run: Run, target: Model, draft: Model, gamma: int, text: Tensor, slots: int) -> None:
+    kwargs = _ours(run, draft, gamma)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        row = decoded(run, target, text, run.tokens(128), **kwargs)  # as long as later ones: the cache is theirs
+    said = [str(x.message)[:300] for x in caught if "no effect" in str(x.message)]
+    run.say("first call", case=_name(gamma), slots=slots, process=os.getpid(), **row, warned=said, aim_s=15)
 
 
-def _theirs(run: Run, target: Model, draft: Model, prompt: Tensor, alpha: float, gamma: int) -> None:
-    """Time what transformers offers: plain decoding and assisted generation, on dynamic caches and on compiled ones."""
-    assisted = {"assistant_model": draft}
-    static = {"cache_implementation": "static"}  # transformers compiles there, on a GPU
-    for case, seconds, new, kwargs in (
-        ("plain, static and compiled", 50, 128, static),
-        ("transformers, static and compiled", 50, 128, static | assisted),
-        ("plain, dynamic", 0, 64, {}),
-        ("transformers, dynamic", 0, 64, assisted),
-    ):
-        with run.step(case, seconds if run.cuda else 0) as begins, drafts_of(draft, gamma):
-            if begins:
-                drafting = {"alpha": alpha, "gamma": gamma} if "assistant_model" in kwargs else {}
-                run.say("speed", case=case, **drafting, **timed(run, target, prompt, run.tokens(new), **kwargs))
+def _name(gamma: int) -> str:
+    return f"γ = {gamma}" if gamma else PLAIN
 
 
-def _expected(run: Run, alpha: float, gamma: int, eager: bool) -> dict[str, Any]:
-    """Return what was predicted for this card."""
-    name = torch.cuda.get_device_name() if run.cuda else ""
-    card = next((x for x in CARDS if x.name in name), None)
-    if card is None:
-        return {}
-    own = predict(card, PRESETS["llama-8b"], PRESETS["llama-1b"], alpha, gamma, eager)
-    return {"predicted_ms_per_round": own.round_ms, "predicted_tokens_per_round": own.tokens_per_round}
+def _ours(run: Run, draft: Model, gamma: int) -> dict[str, Any]:
+    ours = {"assistant_model": draft, "lossy_mode": "lossless", "num_assistant_tokens": gamma}
+    return ours | {"lossy_config": WAYS["compiled"], "compile_config": config(run)}
 
 
-def timed(run: Run, target: Model, prompt: Tensor, new: int, **kwargs: Any) -> dict[str, Any]:
-    """Time a call, three times if it is fast; a call before records or compiles.
+def _options(run: Run) -> dict[str, Any]:
+    return TUNED if run.options is None else dict(run.options)
 
-    What comes ``later`` is its second half, which reads no prompt.
-    """
-    kwargs = {"do_sample": False, "pad_token_id": 0, "attention_mask": torch.ones_like(prompt)} | kwargs
-    first, _ = run.seconds(partial(target.generate, prompt, max_new_tokens=new, **kwargs))
-    taken: list[list[float]] = [[], []]
-    rounds = [0, 0]
-    while len(taken[0]) < 3 and sum(map(sum, taken)) < 4:
-        for i, count in enumerate((new // 2, new)):
-            seconds, output = run.seconds(partial(target.generate, prompt, max_new_tokens=count, **kwargs))
-            taken[i].append(seconds)
-            rounds[i] = last_stats(target).target_calls if "lossy_mode" in kwargs else 0
-    half, whole = map(median, taken)
-    row = {"tokens_per_s": round(len(prompt) * new / whole, 1), "calls": len(taken[0]), "first_call_s": round(first, 2)}
-    row |= {"tokens_per_s_later": round(len(prompt) * (new - new // 2) / (whole - half), 1)}
-    row |= {"text_is_right": is_known(output, prompt, target.config.vocab_size), "peak_gb": run.peak_gb()}
-    if not row["text_is_right"]:
+
+def config(run: Run) -> CompileConfig:
+    return CompileConfig(options=_options(run)) if run.cuda else CompileConfig(backend="eager")
+
+
+def decoded(run: Run, target: Model, text: Tensor, new: int, **kwargs: Any) -> Row:
+    """Time a call."""
+    kwargs = {"do_sample": False, "pad_token_id": 0, "attention_mask": torch.ones_like(text)} | kwargs
+    seconds, output = run.seconds(lambda: target.generate(text, max_new_tokens=new, **kwargs))
+    right = is_known(output, text, target.config.vocab_size)
+    if not right:
         run.fail("a known text")
-    if "lossy_mode" in kwargs:
-        stats = last_stats(target)
-        row |= {"tokens_per_round": round(stats.tokens_per_round, 2), "rounds": stats.target_calls}
-        row |= {"ms_per_round": round(1000 * (whole - half) / max(1, rounds[1] - rounds[0]), 3)}
-        row["host_ms_per_round"] = {x: round(1000 * s / stats.target_calls, 3) for x, s in stats.seconds.items()}
-    return row
+    return {"tokens": len(text) * new, "seconds": round(seconds, 5), "text_is_right": right}
 
 
-def _forwards(run: Run, target: Model, draft: Model, prompt: Tensor, way: str, gamma: int) -> None:
+def _later(run: Run, target: Model, texts: Tensor, kwargs: dict[str, Any], new: int = 128) -> Callable[[int], Row]:
+    """Return what times the second half of a text or a batch, which reads no prompt; it takes their number."""
+    new = run.tokens(new)
+
+    def measure(i: int) -> Row:
+        text = texts[i].view(-1, texts.shape[-1])
+        half = decoded(run, target, text, new // 2, **kwargs)
+        rounds = last_stats(target).target_calls
+        whole = decoded(run, target, text, new, **kwargs)
+        later = max(whole["seconds"] - half["seconds"], 1e-6)
+        rounds = max(1, last_stats(target).target_calls - rounds)
+        return {
+            "text": i, "tokens": whole["tokens"] - half["tokens"], "seconds": round(later, 6),
+            "text_is_right": whole["text_is_right"], "ms_per_round": round(1000 * later / rounds, 3),
+            "tokens_per_round": round(last_stats(target).tokens_per_round, 2), "with_prompt_s": whole["seconds"],
+        }  # fmt: skip
+
+    return measure
+
+
+def batch(run: Run) -> None:
+    """Time batches by recorded graphs, with drafts and without: the same six batches each."""
+    target, draft = pair_of(run, ALPHA)
+    for rows in (2,) if run.tiny else (8, 32):
+        texts = prompts(run, 2 * rows if run.tiny else 6 * rows).view(-1, rows, 64) % target.config.vocab_size
+        cases = {}
+        for gamma in (4, 0):
+            with run.step(f"batch of {rows}, γ = {gamma}") as begins:
+                if begins:
+                    kwargs = _ours(run, draft, gamma) | {"lossy_config": WAYS["graphs"], "compile_config": None}
+                    row = decoded(run, target, texts[0], run.tokens(64), **kwargs)
+                    run.say("first call", case=_name(gamma), rows=rows, **row, peak_gb=run.peak_gb())
+                    cases[_name(gamma)] = _later(run, target, texts, kwargs, 64)
+        found = run.interleaved("batch", cases, range(len(texts)), rows=rows)
+        if PLAIN in found:
+            run.compare("batch", found, PLAIN, rows=rows, alpha=ALPHA)
+
+
+def forwards(run: Run, target: Model, draft: Model, prompt: Tensor, way: str, gamma: int) -> None:
     """Time a verifying forward and a whole draft alone: what a round's time is compared with."""
     if (recorder := RECORDERS.get(prompt.device.type)) is None:
         return
-    how = CompiledRecording(recorder, _config(run)) if way == "compiled" else Recording(recorder)
+    how = CompiledRecording(recorder, config(run)) if way == "compiled" else Recording(recorder)
     for name, model, shapes in (
         ("target", target, Shapes((gamma + 1,), room=gamma + 1)),
         ("draft", draft, Shapes(drafts=gamma, room=gamma + 1)),
@@ -158,73 +173,8 @@ def _forwards(run: Run, target: Model, draft: Model, prompt: Tensor, way: str, g
                     runner.draft(prompt, gamma, Randomness())
 
             once()
-            kernels = _kernels(once) if run.cuda else {}
             seconds, _ = run.seconds(lambda once=once: [once() for _ in range(20)])
-            run.say("forward", model=name, way=way, gamma=gamma, ms=round(1000 * seconds / 20, 3), **kernels)
+            ms, seen = round(1000 * seconds / 20, 3), run.kernels(once)
+            count = sum(n for n, _ in seen.values())
+            run.say("forward", model=name, way=way, gamma=gamma, ms=ms, count=count, kernels=seen)
             give_back(model, runner.slot)
-
-
-def _kernels(body: Callable[[], None]) -> dict[str, Any]:
-    """Return how many kernels a function launches, their time, and those that take longest."""
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
-        body()
-        torch.cuda.synchronize()
-    found = [x for x in profile.key_averages() if x.self_device_time_total]
-    found.sort(key=lambda x: -x.self_device_time_total)
-    longest = {x.key[:60]: f"{x.count} times, {x.self_device_time_total / 1000:.2f} ms" for x in found[:6]}
-    total = sum(x.self_device_time_total for x in found) / 1000
-    return {"kernels": sum(x.count for x in found), "kernels_ms": round(total, 3), "longest": longest}
-
-
-def _batches(run: Run, target: Model, draft: Model) -> None:
-    for rows in (2,) if run.tiny else (8, 32):
-        with run.step(f"batch of {rows}") as begins:
-            if begins:
-                prompt, new = prompts(run, rows), run.tokens(64)
-                alone = {"lossy_mode": "lossless", "num_assistant_tokens": 0}
-                ours = {"assistant_model": draft, "lossy_mode": "lossless", "num_assistant_tokens": 4}
-                for case, kwargs in {"plain": {}, "lossless, no drafts": alone, "lossless": ours}.items():
-                    row = timed(run, target, prompt, new, **kwargs)
-                    run.say("batch", case=case, rows=rows, alpha=0.8, **row)
-
-
-def _waits(run: Run, target: Model, draft: Model, prompt: Tensor) -> None:
-    """Say where the host waits for the device, per round, by torch's own debug mode."""
-    ours = {"assistant_model": draft, "lossy_mode": "lossless", "num_assistant_tokens": 4}
-    cases = {
-        "lossless": {}, "lossless, eager": {"lossy_config": WAYS["eager"]},
-        "default length": {"num_assistant_tokens": "auto"}, "drawn": {"do_sample": True},
-        "tree": {"lossy_config": {"tree": {"depth": 4, "top_k": 4, "nodes": 16}}},
-        "typical": {"lossy_mode": "typical"}, "repetition penalty": {"repetition_penalty": 1.1},
-    }  # fmt: skip
-    for case, kwargs in cases.items():
-        with run.step(f"waits, {case}") as begins:
-            if not begins or not run.cuda:
-                continue
-            kwargs = {"do_sample": False, "pad_token_id": 0, **ours, **kwargs}
-            target.generate(prompt, max_new_tokens=72, **kwargs)
-            found = [_waits_of(target, prompt, count, kwargs) for count in (40, 72)]
-            rounds = max(1, found[1][1] - found[0][1])
-            sites = {x: round((n - found[0][0][x]) / rounds, 2) for x, n in found[1][0].items() if n > found[0][0][x]}
-            run.say("waits", case=case, per_round=round(sum(sites.values()), 2), sites=sites)
-
-
-def _waits_of(target: Model, prompt: Tensor, count: int, kwargs: dict[str, Any]) -> tuple[collections.Counter, int]:
-    sites: collections.Counter[str] = collections.Counter()
-
-    def show(message: Any, *args: Any, **named: Any) -> None:
-        if "synchronizing" in str(message):
-            frames = [
-                x for x in traceback.extract_stack() if "hf_lossy_assist" in x.filename
-            ] or traceback.extract_stack()
-            sites[f"{Path(frames[-1].filename).name}:{frames[-1].lineno}"] += 1
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("always")
-        warnings.showwarning = show
-        torch.cuda.set_sync_debug_mode("warn")
-        try:
-            target.generate(prompt, max_new_tokens=count, **kwargs)
-        finally:
-            torch.cuda.set_sync_debug_mode("default")
-    return sites, last_stats(target).target_calls

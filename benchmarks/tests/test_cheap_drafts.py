@@ -36,7 +36,13 @@ def test_every_draft_has_its_row(tmp_path):
     prompts.write_text("Question: Tom has 3 apples and buys 4. How many has he? Answer:\nQuestion: 2 + 2? Answer:\n")
     corpus.write_text(json.dumps({"text": "Tom has 3 apples."}) + "\n")
     arguments = ("--pair", "arithmetic", "--data", prompts, "--corpus", corpus, "--counts", "16,64")
-    output = run(app, *arguments, "--max-new-tokens", "6").output
+    output = run(app, *arguments, "--max-new-tokens", "6", "--out", tmp_path / "rows.jsonl").output
     for label in ("as loaded", "int8", "int4", "int8, 16 tokens", "int8, 64 tokens"):
         assert label in output
-    assert "tokens of the target's own text" in output
+    assert "tokens of the target's own 2 answers" in output
+    first, *answers = map(json.loads, (tmp_path / "rows.jsonl").read_text().splitlines())
+    same, overlap = (sum(answer["drafts"]["int8"][i] for answer in answers) for i in (0, 1))
+    tokens = sum(answer["tokens"] for answer in answers)
+    for share in (same, overlap):
+        assert f"{100 * share / tokens:.1f} (" in output
+    assert f"{1e3 * first['ms']['int8']:.1f}" in output

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
-from collections import Counter
+import signal
+import time
 from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 import torch
 
-from benchmarks.gpu.check import PARTS, check
-from benchmarks.gpu.known_texts import continue_by, is_known, pair_of, prompts
+from benchmarks.gpu import kernels, speed
+from benchmarks.gpu.check import LEASE, PARTS, app, check
+from benchmarks.gpu.faults import FAULTS, faults
+from benchmarks.gpu.kernels import FIVE, VARIANTS
+from benchmarks.gpu.known_texts import is_known, pair_of, prompts
 from benchmarks.gpu.predictions import CARDS, FILE, bytes_read, forward_seconds, predict, predictions, table
-from benchmarks.gpu.run import Run
-from benchmarks.gpu.speed import _forwards
+from benchmarks.gpu.run import Run, median_interval
+from benchmarks.gpu.speed import forwards
 from benchmarks.growing.geometry import PRESETS, Geometry
 from hf_lossy_assist.acceptors import REGISTRY
+from hf_lossy_assist.errors import LossyValueError
 from tests.graphs import Recorder, record
 
 H100, H200, _ = CARDS
@@ -64,8 +70,7 @@ def test_the_file_and_the_page_have_the_predictions():
 @pytest.mark.parametrize("alpha", [1.0, 0.5])
 @torch.no_grad()
 def test_texts_are_known_and_drafts_err_at_the_chosen_rate(alpha):
-    target, draft = pair_of(Run("cpu", True, 10.0))
-    continue_by(draft, alpha)
+    target, draft = pair_of(Run("cpu", True, 10.0), alpha)
     every = torch.arange(1024)[:, None]
     assert torch.equal(target(every).logits[:, 0].argmax(-1), (every[:, 0] + 1) % 1024)
     right = (draft(every).logits[:, 0].argmax(-1) == (every[:, 0] + 1) % 1024).float().mean()
@@ -76,37 +81,159 @@ def test_texts_are_known_and_drafts_err_at_the_chosen_rate(alpha):
 
 
 def test_a_step_says_its_error_and_what_time_leaves_out(tmp_path):
-    run = Run("cpu", True, 1000.0, tmp_path)
-    run.ends = 500.0
+    run = Run("cpu", True, 1000.0, tmp_path, ends=500.0)
     with run.step("breaks"):
         raise RuntimeError("no memory")
     with run.step("late", needs=501.0) as begins:
         assert not begins
-    lines = [json.loads(line) for line in (tmp_path / "gpu.jsonl").read_text(encoding="utf-8").splitlines()]
+    lines = said(tmp_path)
     assert [(x["part"], x["step"]) for x in lines] == [("error", "breaks"), ("left out", "late")]
     assert "no memory" in lines[0]["error"]
     assert run.failed == ["breaks"]
 
 
+def test_an_interrupted_part_leaves_its_rows_and_the_next_one_runs(tmp_path):
+    run = Run("cpu", True, 1000.0, tmp_path)
+
+    def endless(run):
+        run.say("row")
+        with run.step("endless"):
+            time.sleep(100)
+
+    run.part("slow", endless, 0.2)
+    run.part("next", lambda run: run.say("another"), 10)
+    run.budget = 0.0
+    run.part("last", lambda run: run.say("never"), 10)
+    lines = said(tmp_path)
+    assert [x["part"] for x in lines] == ["row", "left out", "another", "left out"]
+    assert (lines[1]["step"], lines[3]["step"]) == ("the rest of slow", "last")
+    assert signal.getitimer(signal.ITIMER_REAL)[0] == 0
+
+
+def test_cases_take_turns_and_only_items_that_all_have_answered_count(tmp_path):
+    run = Run("cpu", True, 1000.0, tmp_path, ends=1000.0)
+    seconds = {"fast": [1, 9, 1], "plain": [2, 9, 6]}  # of one text, and of another one
+
+    def measure(case):
+        def body(item):
+            if item == 3 and case == "plain":
+                raise RuntimeError("no answer")
+            return {"text": item == 2, "tokens": 12, "seconds": seconds[case][item] if item < 3 else 1}
+
+        return body
+
+    found = run.interleaved("p", {case: measure(case) for case in seconds}, range(4), rows=1)
+    assert [x["case"] for x in said(tmp_path)[:6]] == ["fast", "plain", "plain", "fast", "fast", "plain"]
+    assert {case: len(rows) for case, rows in found.items()} == {"fast": 3, "plain": 3}
+    assert run.failed == ["p, item 3 of 4 and later"]
+    run.compare("p", found, "plain", rows=1)
+    fast, plain = said(tmp_path)[-2:]
+    # The medians of the first text are 5 and 5.5 seconds; 24 tokens take 6 and 11.5.
+    assert (fast["texts"], fast["calls"], fast["tokens_per_s"], plain["tokens_per_s"]) == (2, 3, 4.0, 2.1)
+    assert fast["times_plain"][0] == pytest.approx(11.5 / 6, abs=1e-4)
+    assert fast["times_plain"][1] < 11.5 / 6 < fast["times_plain"][2]
+
+
+@pytest.mark.parametrize(("n", "first"), [(6, 1), (8, 1), (9, 2), (15, 4), (20, 6)])
+def test_medians_have_the_ranks_of_the_sign_test(n, first):
+    """Ranks from the usual tables of a median's 95 % interval."""
+    assert median_interval([*range(n, 0, -1)]) == ((n + 1) / 2, first, n + 1 - first)
+
+
+def test_each_variant_computes_the_model_and_launches_what_it_should(tmp_path, monkeypatch):
+    """The oracle is a whole forward in float32 without a cache, and products are counted by hand."""
+    one_each = {name: dataclasses.replace(variant, cases=(FIVE,)) for name, variant in VARIANTS.items()}
+    for name in ("tuning", "tuning, combo, fold, split, PDL"):  # on a CPU, as the variant before
+        del one_each[name]
+    monkeypatch.setattr(kernels, "VARIANTS", one_each)
+    run = Run("cpu", True, 1000.0, tmp_path)
+    run.part("kernels", kernels.kernels, 1000)
+    rows = {x["variant"]: x for x in said(tmp_path) if "variant" in x}
+    assert not run.failed
+    assert [*rows] == [*one_each]
+    products = {name: row["a_layer"]["aten::mm"] for name, row in rows.items()}
+    assert [*products.values()] == [7, 7, 5 * 7, 4, 7]  # fused: qkv, o, gate and up, down
+    for name, row in rows.items():
+        assert [*row["error"]] == ["1", "2"]
+        assert all(x < 1e-5 if "int8" not in name else 1e-4 < x < 0.05 for x in row["error"].values())
+        assert (row["n"], row["aim_ms"]) == (3, 4.2)
+    assert run.options in [variant.options for variant in one_each.values() if variant.for_calls]
+
+
+def test_faults_are_met_where_something_is_recorded(tmp_path, monkeypatch):
+    def no_memory(states):
+        raise torch.OutOfMemoryError("planted")  # for memory of a CPU torch raises another error
+
+    recorder = record(monkeypatch, Recorder())
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)  # the recorder says otherwise
+    monkeypatch.setitem(FAULTS, "no memory in a recording", (5, no_memory))
+    run = Run("cpu", True, 1000.0, tmp_path)
+    run.part("faults", faults, 1000)
+    lines = said(tmp_path)
+    assert not run.failed
+    assert recorder.replays
+    planted = {x["fault"]: x for x in lines if x.get("case") == "planted"}
+    assert [*planted] == [*FAULTS]
+    assert all(x["met"] > 0 for x in planted.values())
+    assert "OutOfMemoryError: planted" in planted["no memory in a recording"]["warned"][0]
+    assert all(x["text_is_right"] for x in lines if "text_is_right" in x)
+    assert sum(x["fault"] == "temperatures" for x in lines) == 3 + 2  # later, and how much more memory
+
+
 @pytest.mark.parametrize("way", ["graphs", "compiled"])
 def test_forwards_are_timed_alone(way, tmp_path, monkeypatch):
     record(monkeypatch, Recorder())
-    run = Run("cpu", True, 1000.0, tmp_path)
-    run.ends = 1000.0
-    _forwards(run, *pair_of(run), prompts(run), way, 4)
-    lines = [json.loads(line) for line in (tmp_path / "gpu.jsonl").read_text(encoding="utf-8").splitlines()]
+    run = Run("cpu", True, 1000.0, tmp_path, ends=1000.0)
+    forwards(run, *pair_of(run), prompts(run), way, 4)
+    lines = said(tmp_path)
     assert [(x["part"], x["model"], x["ms"] > 0) for x in lines] == [("forward", x, True) for x in ("target", "draft")]
 
 
+@pytest.fixture
+def _no_hurry(monkeypatch):
+    for name, (body, _) in PARTS.items():
+        monkeypatch.setitem(PARTS, name, (body, 10_000.0))
+
+
+@pytest.mark.usefixtures("_no_hurry")
 def test_the_check_runs_with_tiny_models(tmp_path):
-    check(out=tmp_path, tiny=True, budget=10_000.0, parts=",".join(PARTS))
-    lines = [json.loads(line) for line in (tmp_path / "gpu.jsonl").read_text(encoding="utf-8").splitlines()]
-    parts = Counter(x["part"] for x in lines)
-    assert {"equality", "rule", "drawn", "speed", "batch", "real answers", "heads", "long text"} <= {*parts}
-    assert not {"error"} & {*parts}
+    check(out=tmp_path, tiny=True, budget=10_000.0, parts="equality,grid,long")
+    lines = said(tmp_path)
+    parts = {x["part"] for x in lines}
+    assert {"equality", "rule", "drawn", "grid", "long text"} <= parts
+    assert "error" not in parts
     assert {x["mode"] for x in lines if x["part"] == "rule"} | set(left_out(lines)) == {*REGISTRY}
     assert all(x["text_is_right"] for x in lines if "text_is_right" in x)
     assert lines[-1]["failed"] == []
+
+
+@pytest.mark.usefixtures("_no_hurry")
+def test_a_lease_runs_with_tiny_models(tmp_path, monkeypatch):
+    monkeypatch.setattr(kernels, "VARIANTS", {"base": dataclasses.replace(VARIANTS["base"], cases=(FIVE,))})
+    monkeypatch.setattr(speed.subprocess, "run", lambda given, **_: app(given[3:], standalone_mode=False))
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "")
+    assert list(LEASE) == "kernels speed batch answers large faults".split()
+    check(out=tmp_path, tiny=True, budget=10_000.0)
+    lines = said(tmp_path)
+    wanted = ["ceilings", "kernels", "first call", "speed", "batch", "answers", "heads", "large", "faults", "end"]
+    assert [x for x in dict.fromkeys(x["part"] for x in lines) if x not in ("device", "end")] == wanted[:-1]
+    assert all(x["text_is_right"] for x in lines if "text_is_right" in x)
+    for part, beside in (("speed", 6), ("batch", 2), ("answers", 5), ("large", 5)):
+        summaries = [x for x in lines if x["part"] == part and "times_plain" in x]
+        assert len(summaries) == beside
+        assert all(x["times_plain"] == [1, 1, 1] for x in summaries if x["case"] == speed.PLAIN)
+        assert all(x["texts"] == 2 and x["tokens_per_s"] > 0 for x in summaries)
+    assert {x["n"] for x in lines if "difference" in x} == {2}
+    assert lines[-1]["failed"] == []
+
+
+def test_unknown_parts_are_refused():
+    with pytest.raises(LossyValueError, match="sped"):
+        check(tiny=True, parts="speed,sped")
+
+
+def said(folder):
+    return [json.loads(line) for line in (folder / "gpu.jsonl").read_text(encoding="utf-8").splitlines()]
 
 
 def left_out(lines):

@@ -76,7 +76,7 @@ class Pace:
                 f"tokens, and its draft took {1 - plain / whole:.0%} of its time. `lossy-assist advise` predicts "
                 "which settings pay; "
                 + (
-                    "a smaller draft or another `num_assistant_tokens` may help"
+                    "another `num_assistant_tokens` or a smaller draft may help"
                     if accepted
                     else "no drafted token was kept, so look first whether the draft has the target's tokenizer"
                 )

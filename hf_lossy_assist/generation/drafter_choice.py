@@ -87,9 +87,10 @@ class DrafterChoice:
         if (layers := options.pop("assistant_early_exit", None)) is not None:
             assistant = first_layers(target, layers)
         options = {name: value for name, value in options.items() if value}
-        mtp = "use_mtp" in options and "speculation_type" not in options and assistant is None and generator is None
-        if mtp and not compat.several_or_sliding_mtp(target):
-            assistant = mtp_of(target)
+        own = assistant is None and generator is None and not options.keys() - {"use_mtp", "prompt_lookup_num_tokens"}
+        if own and options.get("use_mtp") and not compat.several_or_sliding_mtp(target):
+            del options["use_mtp"]
+            assistant = mtp_of(target) if given("num_assistant_tokens", None) != 0 else None
         special = not isinstance(assistant, StateHead) and not {"speculation_type", "use_mtp"}.isdisjoint(options)
         ours = assistant is not None and generator is None and not special
         inner = compat.innermost(assistant)
@@ -148,8 +149,8 @@ class DrafterChoice:
             )
         if self.special and compat.has_recurrent_state(self.target):
             raise LossyUnsupportedError(
-                f"nothing can draft from the states of {type(self.target).__name__}, which keeps a recurrent state and "
-                "reads kept tokens again; pass an `assistant_model` or `prompt_lookup_num_tokens`"
+                f"transformers' own drafter can't follow {type(self.target).__name__}, whose recurrent state has to be "
+                "read again; pass an `assistant_model` without `use_mtp` and `speculation_type`, or `use_mtp` alone"
             )
         if self.special and self.options.get("prompt_lookup_num_tokens"):
             raise LossyUnsupportedError(

@@ -15,7 +15,7 @@ from transformers import GenerationConfig
 from transformers.generation.candidate_generator import MTPCandidateGenerator
 
 from hf_lossy_assist import LossyUnsupportedError, LossyValueError, last_stats
-from hf_lossy_assist.drafting import mtp
+from hf_lossy_assist.drafting import lookup_first, mtp
 from hf_lossy_assist.drafting.eagle3_drafter import Eagle3Drafter
 from hf_lossy_assist.models import recurrent
 from tests.acceptors.fixtures import chi_square_p
@@ -228,6 +228,20 @@ def test_a_generation_config_may_ask_for_it(made):
     target, config = made("qwen3_5"), GenerationConfig(use_mtp=True, lossy_mode="lossless", max_new_tokens=8)
     target.generate(prompt(), generation_config=config)
     assert last_stats(target).drafted > 0
+
+
+@pytest.mark.parametrize("name", ["qwen3_5", "glm4_moe"])
+def test_text_is_looked_up_first_if_asked(name, made, monkeypatch):
+    monkeypatch.setattr(lookup_first, "SHORTEST", 1)  # nothing in an untrained model's text repeats for long
+    drafting = {"use_mtp": True, "prompt_lookup_num_tokens": 6, "num_assistant_tokens": 3}
+    _, ours = assert_lossless(made(name), drafting, **GREEDY, input_ids=prompt(), eos_token_id=None)
+    assert 0 < ours.lossy_stats.looked_up < ours.lossy_stats.drafted
+
+
+def test_without_drafts_no_layer_is_read(tmp_path, monkeypatch):
+    target = loaded(write("qwen3_5", tmp_path))
+    monkeypatch.setattr(mtp, "_files", None)
+    assert_lossless(target, {"use_mtp": True, "num_assistant_tokens": 0}, input_ids=prompt(), max_new_tokens=8)
 
 
 def broken(folder, change):
