@@ -48,7 +48,7 @@ class DFlash(StoredHead):
 
     def __init__(self, config: DFlashConfig) -> None:
         super().__init__(config)
-        layer, drafted = config.layer, config.draft_vocab_size
+        layer, drafted, self.longest = config.layer, config.draft_vocab_size, config.block_size - 1
         decoder_layer, norm, rotary = parts_of(layer)
         width = layer.hidden_size
         self.fc = nn.Linear(config.layers_read * config.target_hidden_size, width, bias=False)
@@ -62,10 +62,6 @@ class DFlash(StoredHead):
         self.lm_head = nn.Linear(width, drafted, bias=False) if some else None
         self.register_buffer("d2t", torch.zeros(drafted, dtype=torch.long) if some else None)
         self.scores = _Scores(config, self.lm_head, self.fc)
-
-    @property
-    def longest(self) -> int:
-        return self.config.block_size - 1
 
     def get_output_embeddings(self) -> _Scores:
         """Return what turns states into logits."""

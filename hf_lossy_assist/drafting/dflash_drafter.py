@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 from transformers import PreTrainedModel
-from transformers.modeling_outputs import CausalLMOutput
 
 from ..compat import rollback
 from ..core.messages import Commit, Draft, DraftCost
@@ -34,13 +32,6 @@ class DFlashForwards(StateForwards):
     def _remember(self, g: Tensor) -> None:
         self.model.remember(g, self._places(g.shape[1])[0], self._cache)
         self.seen += g.shape[1]
-
-    def run(self, text: Tensor, keep: int, overrides: Mapping[str, Any] = MappingProxyType({})) -> CausalLMOutput:
-        return self.read(text[:, self.seen :])
-
-    def read(self, tokens: Tensor) -> CausalLMOutput:
-        """Run the head over a block that begins with ``tokens`` ``(B, 1)``; its logits are those of all others."""
-        return CausalLMOutput(logits=self.block(tokens, self.model.longest))
 
     def block(self, newest: Tensor, count: int) -> Tensor:
         """Return the logits ``(B, count, V)`` of the tokens after the text's ``newest`` one ``(B, 1)``.
@@ -88,7 +79,9 @@ class DFlashDrafter(StateDrafter):
     forwards = DFlashForwards
 
     def propose(self, ids: Tensor, layout: Texts, remaining: Sequence[int]) -> Draft:
-        n = min(self.draft_length.size, max(remaining) - 1, self.model.longest) if self.runner.seen else 0
+        length = self.draft_length
+        length.size = min(length.size, self.model.longest)  # a schedule would add on, and come back late
+        n = min(length.size, max(remaining) - 1) if self.runner.seen else 0
         self._drafted = n = max(n, 0)
         if n == 0:
             return Draft.empty(ids)

@@ -17,7 +17,7 @@ from .state_static import StaticStateForwards
 
 
 class StaticDFlashForwards(StaticStateForwards, DFlashForwards):
-    """Runs a DFlash head on a static cache. The forwards that others have for trees read what a round has committed."""
+    """Runs a DFlash head on a static cache. The forwards that others have for trees read blocks."""
 
     def _kind(self, of_tree: bool) -> Hashable:
         weight = getattr(self._lm_head, "weight", None)
@@ -25,7 +25,7 @@ class StaticDFlashForwards(StaticStateForwards, DFlashForwards):
 
     def _body(self, of_tree: bool, decorated: bool) -> Callable[..., tuple[Tensor, ...]]:
         head = shallow(self.model)
-        if not of_tree:
+        if of_tree:
             return lambda *inputs, cache: (head.forward(*inputs, cache),)
 
         def remember(g: Tensor, positions: Tensor, cache: Any) -> tuple[Tensor, ...]:
@@ -47,9 +47,9 @@ class StaticDFlashForwards(StaticStateForwards, DFlashForwards):
 
     def _trial(self, of_tree: bool, width: int, eager: bool) -> Tensor:
         self.seen = 0
-        if of_tree:
+        if not of_tree:
             self._remember(self._anything(width), eager)
-        states = self._states(*self._inputs(self._any_token()), eager or of_tree)
+        states = self._states(*self._inputs(self._any_token()), eager or not of_tree)
         return self.model.scores(states[:, 1:], self._lm_head)
 
     def _trial_draft(self, draft: WholeDraft, waits: Tensor | None) -> Tensor:
@@ -60,10 +60,10 @@ class StaticDFlashForwards(StaticStateForwards, DFlashForwards):
         return torch.zeros(self.slot.rows, 1, dtype=torch.long, device=self.device)
 
     def _remember(self, g: Tensor, eager: bool = False) -> None:
-        self._send(True, (g, self._places(g.shape[1])[0]), eager=eager)
+        self._send(False, (g, self._places(g.shape[1])[0]), eager=eager)
 
     def _states(self, embeds: Tensor, positions: Tensor, masks: dict[Any, Tensor], eager: bool = False) -> Tensor:
-        states = self._send(False, (embeds, positions), masks, eager=eager)
+        states = self._send(True, (embeds, positions), masks, eager=eager)
         self.seen -= embeds.shape[1]
         return states
 

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from types import MappingProxyType
-from typing import Any
-
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
@@ -36,9 +32,6 @@ class Eagle3Forwards(StateForwards):
         output = self._forward(ids.masked_fill(over, 0), g)  # beyond the end of shorter rows, anything will do
         last = (counts + commit.start - 2 - before).clamp(min=0).to(output.device)
         self._state = output.gather(1, last[..., None].expand(-1, -1, output.shape[-1]))
-
-    def run(self, text: Tensor, keep: int, overrides: Mapping[str, Any] = MappingProxyType({})) -> CausalLMOutput:
-        return self.read(text[:, self.seen + 1 :])
 
     def read(self, tokens: Tensor) -> CausalLMOutput:
         if tokens.shape[1]:  # the first drafted token needs no forward: its state has been read

@@ -32,7 +32,7 @@ class MtpNames:
 
     prefix: str  # a regular expression of what all their names begin with; {depth} is the target's number of layers
     parts: Mapping[str, str | None]  # how names go on, and what we call that; None for copies of the target's weights
-    state_first: bool = False  # whether `eh_proj` reads the state before the embedding
+    state_first: bool = False  # whether `fc` reads the state before the embedding
 
     def read(self, name: str, depth: int) -> str | None:
         """Return our name of a tensor, "" for a copy of the target's; None where it is no part of the layer."""
@@ -50,7 +50,6 @@ NAMES = (
     MtpNames(  # Qwen3-Next, the Qwen3.5 family
         r"(model\.)?(language_model\.)?mtp\.",
         {
-            "fc.": "eh_proj.",
             "pre_fc_norm_embedding.": "enorm.",
             "pre_fc_norm_hidden.": "hnorm.",
             **_SHARED,
@@ -59,7 +58,7 @@ NAMES = (
     MtpNames(  # MiMo
         r"model\.mtp_layers\.0\.",
         {
-            "input_proj.": "eh_proj.",
+            "input_proj.": "fc.",
             "token_layernorm.": "enorm.",
             "hidden_layernorm.": "hnorm.",
             "final_layernorm.": "norm.",
@@ -70,7 +69,7 @@ NAMES = (
     MtpNames(  # DeepSeek-V3, GLM-4.5 and their kind
         r"(model\.)?(language_model\.)?layers\.{depth}\.",
         {
-            "eh_proj.": "eh_proj.",
+            "eh_proj.": "fc.",
             "enorm.": "enorm.",
             "hnorm.": "hnorm.",
             "shared_head.norm.": "norm.",
@@ -85,7 +84,7 @@ NAMES = (
 class Mtp(StateHead):
     """A target's own layer for multi-token prediction (DeepSeek-V3, arXiv:2412.19437, section 2.2).
 
-    ``eh_proj`` joins the target's normed state at a token with the embedding of the next one. A decoder layer of the
+    ``fc`` joins the target's normed state at a token with the embedding of the next one. A decoder layer of the
     target's kind reads that, and the target's LM head predicts the token after these. From the second drafted token
     on, the layer's own output is the state.
 
@@ -105,16 +104,8 @@ class Mtp(StateHead):
         self.width = width = self.config.hidden_size
         self.state_first = names.state_first
         self.enorm, self.hnorm = (type(decoder.norm)(width, eps=self.config.rms_norm_eps) for _ in range(2))
-        self.eh_proj = nn.Linear(2 * width, width, bias=False)
+        self.fc = nn.Linear(2 * width, width, bias=False)
         self.layer, self.norm, self.rotary_emb = decoder.layers[0], decoder.norm, decoder.rotary_emb
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.eh_proj.weight.dtype
-
-    @property
-    def device(self) -> torch.device:
-        return self.eh_proj.weight.device
 
     def tie(self, target: PreTrainedModel) -> None:
         """Follow a target's LM head, device and type. Neither the target nor its head becomes a part of the layer."""
@@ -155,7 +146,7 @@ class Mtp(StateHead):
     ) -> Tensor:
         """Run the layer over positions, and add these to the cache; all as in an EAGLE-3 head's."""
         both = self.enorm(embeds.to(states)), self.hnorm(states)
-        joined = self.eh_proj(torch.cat(both[::-1] if self.state_first else both, dim=-1))
+        joined = self.fc(torch.cat(both[::-1] if self.state_first else both, dim=-1))
         rotary = self.rotary_emb(joined, positions)
         inputs = {"attention_mask": mask, "position_ids": positions, "position_embeddings": rotary, CACHE: cache}
         output = self.layer(joined, **inputs)
@@ -192,7 +183,7 @@ def mtp_of(target: PreTrainedModel) -> Mtp:
 def _load(target: PreTrainedModel) -> Mtp:
     source = compat.origin_of(target)[0]
     names, weights = _weights(target)
-    own = {name: weights.pop(name, None) for name in ("enorm.weight", "hnorm.weight", "eh_proj.weight")}
+    own = {name: weights.pop(name, None) for name in ("enorm.weight", "hnorm.weight", "fc.weight")}
     kind = type(target).__name__
     try:
         decoder, wrong = compat.one_layer_decoder(target, weights)
@@ -200,7 +191,7 @@ def _load(target: PreTrainedModel) -> Mtp:
         wrong += [f"{name} (missing)" for name, x in own.items() if x is None]
         if not wrong:
             head.load_state_dict(own, strict=False)
-            for part in (head.enorm, head.hnorm, head.eh_proj):
+            for part in (head.enorm, head.hnorm, head.fc):
                 part.to(target.dtype)
     except (AttributeError, RuntimeError, TypeError, ValueError) as error:  # a family of another build
         raise LossyUnsupportedError(

@@ -19,21 +19,18 @@ class StateHead(nn.Module, ABC):
 
     title: str  # in errors, after "`assistant_model` is"
     width: int  # of the embeddings that it reads
+    fc: nn.Linear  # fuses what it reads
+    # How many tokens a draft can have, where one forward drafts it as a block; None where it drafts token by token,
+    # any number of tokens or a tree.
+    longest: int | None = None
 
     @property
-    @abstractmethod
     def dtype(self) -> torch.dtype:
-        """The weights' type."""
+        return self.fc.weight.dtype
 
     @property
-    @abstractmethod
     def device(self) -> torch.device:
-        """The weights' device."""
-
-    @property
-    def longest(self) -> int | None:
-        """How many tokens a draft can have; None for any number."""
-        return None
+        return self.fc.weight.device
 
     def get_decoder(self) -> Self:
         """Return itself: callers that time a model's forwards watch its decoder."""

@@ -37,7 +37,8 @@ class StaticStateForwards(FixedRunner, StateForwards):
         rows, count = inputs[0].shape[:2]
         start = self.seen - self._first
         width = None if eager else self._width(of_tree, start, count)
-        inputs = tuple(x.expand(rows, *x.shape[1:]) for x in inputs)
+        # Other strides would be compiled anew, and those of positions change with the text.
+        inputs = tuple(x.expand(rows, *x.shape[1:]).contiguous() for x in inputs)
         if width is not None and width > count:
             at = torch.arange(width, device=self.device).clamp(max=count - 1)
             inputs = tuple(x.index_select(1, at) for x in inputs)

@@ -52,14 +52,6 @@ class StoredHead(StateHead):
         return self.config.title
 
     @property
-    def dtype(self) -> torch.dtype:
-        return self.fc.weight.dtype
-
-    @property
-    def device(self) -> torch.device:
-        return self.fc.weight.device
-
-    @property
     def target_ids(self) -> Tensor:
         """``(V_draft,)`` the target's tokens that it can draft."""
         return torch.arange(len(self.d2t), device=self.d2t.device) + self.d2t

@@ -195,8 +195,7 @@ def check_grammar(config: LossyConfig, processors: LogitsProcessorList, do_sampl
 
 
 def check_certificate(config: LossyConfig, choice: DrafterChoice, call: Prepared, given: GivenFields) -> None:
-    own, by_model = call.config, choice.drafts_with_model or choice.drafts_from_states or choice.drafts_with_shared_keys
-    draft = choice.assistant_model if by_model else None
+    own, draft = call.config, choice.assistant_model if choice.drafts_by_itself else None
     draws: Any = (1.0 if own.temperature is None else own.temperature) if own.do_sample else None
     if own.do_sample and (own.top_k or (own.top_p is not None and own.top_p < 1)):
         draws = f"{draws:g} with top_k {own.top_k} and top_p {own.top_p}"

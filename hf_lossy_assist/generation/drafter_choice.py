@@ -23,11 +23,10 @@ from ..drafting.draft_ends import (
     check_schedule,
     constant_length,
 )
-from ..drafting.eagle3 import Eagle3
 from ..drafting.early_exit import first_layers
 from ..drafting.encoder_decoder import check_encoder_decoder_draft
 from ..drafting.model import check_decoder, check_draft_model
-from ..drafting.mtp import Mtp, mtp_of
+from ..drafting.mtp import mtp_of
 from ..drafting.per_row import missing
 from ..drafting.shared_keys import check_shared_keys
 from ..drafting.state_head import StateHead
@@ -92,7 +91,7 @@ class DrafterChoice:
         if own and options.get("use_mtp") and not compat.several_or_sliding_mtp(target):
             del options["use_mtp"]
             assistant = mtp_of(target) if given("num_assistant_tokens", None) != 0 else None
-        special = bool(options.get("speculation_type") or options.get("use_mtp"))
+        special = not isinstance(assistant, StateHead) and not {"speculation_type", "use_mtp"}.isdisjoint(options)
         ours = assistant is not None and generator is None and not special
         inner = compat.innermost(assistant)
         if ours and isinstance(inner, PreTrainedModel) and not inner.can_generate():
@@ -236,7 +235,7 @@ class DrafterChoice:
     def _check_tree(self, rule: Acceptor, drawn: bool) -> None:
         """Raise where no trees can be drafted for the rule."""
         name, without = rule.name, "leave out `tree` in `lossy_config`"
-        if not self.drafts_with_model and not self.drafts_with_eagle3:
+        if not (self.drafts_with_model or (self.drafts_from_states and self.assistant_model.longest is None)):
             raise LossyUnsupportedError(
                 "`tree` in `lossy_config` is for an `assistant_model` that drafts in the target's tokens by itself, an "
                 f"EAGLE-3 head or an MTP layer; {without} with other drafters"
@@ -268,16 +267,15 @@ class DrafterChoice:
         return drafted and self.assistant_model is None and self.candidate_generator is None and not self.options
 
     @cached_property
-    def drafts_with_model(self) -> bool:
-        """Whether a draft model drafts in the target's tokens, by itself."""
+    def drafts_by_itself(self) -> bool:
+        """Whether the assistant drafts in the target's tokens, by itself: a model, or a head on the target's states."""
         others = self.candidate_generator is not None or self.translation is not None or self.special
-        own = self.assistant_model is not None and not self.target.config.is_encoder_decoder
-        return own and not others and not self.drafts_from_states and not self.drafts_with_shared_keys
+        return self.assistant_model is not None and not self.target.config.is_encoder_decoder and not others
 
     @cached_property
-    def drafts_with_eagle3(self) -> bool:
-        """Whether an EAGLE-3 head or an MTP layer drafts, which can draft trees."""
-        return isinstance(self.assistant_model, Eagle3 | Mtp) and self.drafts_from_states
+    def drafts_with_model(self) -> bool:
+        """Whether it is a draft model that does so."""
+        return self.drafts_by_itself and not self.drafts_from_states and not self.drafts_with_shared_keys
 
     @cached_property
     def drafts_from_states(self) -> bool:
@@ -297,8 +295,7 @@ class DrafterChoice:
             return 0
         if self.assistant_model is None:
             return self.options.get("prompt_lookup_num_tokens")
-        ours = self.drafts_with_model or self.drafts_from_states or self.drafts_with_shared_keys
-        by_model = constant_length(self.num_assistant_tokens, self.schedule) if ours else None
+        by_model = constant_length(self.num_assistant_tokens, self.schedule) if self.drafts_by_itself else None
         return by_model and max(by_model, self.looked_up)
 
     @property

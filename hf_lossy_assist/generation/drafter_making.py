@@ -65,7 +65,7 @@ def make_drafter(
     model, settings = choice.assistant_model, _settings(call, processors, randomness)
     if tree is not None:
         settings |= {"shape": tree, "keep_hidden": "draft_hidden" in acceptor.needs}
-        if choice.drafts_with_eagle3:
+        if choice.drafts_from_states:
             settings |= {"returned": returned, "runner": runner}
             return _EAGLE3_TREES[type(tree)](model, choice.target, tree.depth, **settings)
         settings |= {"vocabulary": vocabulary_of(choice.target, model), "runner": runner}

@@ -116,7 +116,7 @@ class LossyCall:
         """Return this call with the inputs among ``kwargs``, from which our keywords are removed."""
         for name in (*FIELDS, *DRAFTERS, "assistant_tokenizer"):
             kwargs.pop(name, None)
-        if self.choice.drafts_with_eagle3:  # transformers refuses its own MTP for some targets
+        if self.choice.drafts_from_states:  # transformers refuses its own MTP for some targets
             kwargs["use_mtp"] = False
         main = kwargs.get("inputs") if kwargs.get("inputs") is not None else kwargs.get(self.model.main_input_name)
         encoder_input = main if self.model.config.is_encoder_decoder else None

@@ -205,25 +205,24 @@ class _RunnerChoice:
     def _of_draft(self) -> Shapes:
         """Return what drafting reads: the newest tokens, then a token, the nodes of a depth, or nothing."""
         choice, tree = self.choice, self.config.tree
-        longest, eagle3 = choice.longest, choice.drafts_with_eagle3
+        longest, from_states = choice.longest, choice.drafts_from_states
         if tree is not None:
             deeper, newest = tree.depth - 1, tree.depth + 1  # depths whose nodes are read; all that a round committed
             sizes = [*accumulate(tree.branches, operator.mul)][:deeper] if tree.drawn else [tree.top_k] * deeper
-            widths, room = ((newest, *sizes), ()) if eagle3 else ((newest,), tuple(sizes)), newest + sum(sizes)
+            widths, room = ((newest, *sizes), ()) if from_states else ((newest,), tuple(sizes)), newest + sum(sizes)
             return Shapes(*widths, room=room)
-        # An EAGLE-3 head reads all that a round has committed. A model has read it as a draft, but for its last token.
+        # A head on states reads all that a round has committed. A model has read it as a draft, but for its last token.
         # Nor has a model read what was looked up.
-        newest = () if longest is None or not (eagle3 or choice.looked_up) else (longest + 1,)
-        way = self._way(None if choice.drafts_from_states else vocabulary_of(self.model, choice.assistant_model))
-        if isinstance(choice.assistant_model, DFlash):
-            size = choice.assistant_model.config.block_size
-            newest = () if longest is None else (longest + 1,)
-            drafts = {} if way is None else {"drafts": choice.num_assistant_tokens, "choice": way}
-            return Shapes((size,) if way is None else (), newest, room=size + max(newest, default=0), **drafts)
+        newest = () if longest is None or not (from_states or choice.looked_up) else (longest + 1,)
+        steps, blocks = _DRAFT_WIDTHS, ()
+        if from_states:  # a block has the text's newest token, too
+            most = choice.assistant_model.longest
+            steps, blocks = ((1,), ()) if most is None else ((), (most + 1,))
+        way = self._way(None if from_states else vocabulary_of(self.model, choice.assistant_model))
+        room = max((*steps, *newest, 0 if way is None else longest + 1)) + sum(blocks)
         if way is None:
-            widths = ((1,) if eagle3 else _DRAFT_WIDTHS) + newest
-            return Shapes(widths, room=max(widths))
-        return Shapes(newest, drafts=choice.num_assistant_tokens, choice=way, room=longest + 1)
+            return Shapes(steps + newest, blocks, room=room)
+        return Shapes(newest, drafts=choice.num_assistant_tokens, choice=way, room=room)
 
     def _way(self, vocabulary: Vocabulary | None) -> TokenChoice | None:
         """Return how whole drafts choose their tokens; None where each token is drafted alone."""

@@ -46,12 +46,12 @@ class ModelRunner(ABC):
         """Prefill the tokens that :meth:`run` with the same arguments will not cover."""
         return
 
-    @abstractmethod
     def run(self, text: Tensor, keep: int, overrides: Mapping[str, Any] = MappingProxyType({})) -> Any:
         """Run the model over the tokens of ``text`` ``(B, L)`` that it has not seen; return the forward's output.
 
         Logits are computed at the last ``keep`` positions, and ``overrides`` replace inputs of the forward.
         """
+        raise NotImplementedError
 
     def run_tree(self, text: Tensor, keep: int, ancestors: Tensor, depths: Tensor) -> Any:
         """Do as :meth:`run` does, where the text ends in nodes of trees.
@@ -61,9 +61,9 @@ class ModelRunner(ABC):
         """
         raise NotImplementedError
 
-    @abstractmethod
     def read(self, tokens: Tensor) -> Any:
         """Run a draft model over the next ``tokens`` ``(B, k)``; the output has at least the last token's logits."""
+        raise NotImplementedError
 
     def draft(self, text: Tensor, count: int, randomness: Randomness) -> tuple[Tensor, Tensor] | None:
         """Draft ``count`` tokens after ``text`` ``(B, L)`` in one go: tokens ``(B, k)`` and logits of q ``(B, k, V)``.

@@ -13,6 +13,7 @@ from hf_lossy_assist import LossyError, enabled, last_stats
 from hf_lossy_assist.drafting import lookup_first
 from hf_lossy_assist.drafting.lookup_first import SHORTEST, LookupFirstDrafter, Repeats, _Row
 from tests.acceptors.fixtures import P, Q, chi_square_p
+from tests.drafting.looking_up import sometimes
 from tests.eagle3_heads import random_head
 from tests.encoder_decoders import made
 from tests.families import family, has_family
@@ -95,11 +96,6 @@ def rounds(monkeypatch) -> list[tuple[list[bool], torch.Tensor, torch.Tensor]]:
 
     monkeypatch.setattr(LookupFirstDrafter, "propose", proposing)
     return seen
-
-
-def sometimes(self, count: int, price: float) -> bool:
-    """Decide by the text alone, in a way that leaves some rounds to the model."""
-    return self.rounds > 1 and self.repeats.length > 0 and (len(self.repeats._text) + self.repeats._text[-1]) % 3 > 0
 
 
 def skip_windows(architecture: str) -> None:

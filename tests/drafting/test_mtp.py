@@ -188,7 +188,7 @@ def test_a_layer_is_read_once_and_freed_with_its_target(tmp_path, monkeypatch):
         texts.append(target.generate(**inputs, **OURS, do_sample=True, max_new_tokens=4).tolist())
     assert len(reads) == 1
     assert texts[:2] == texts[2:]  # reading draws no random numbers
-    refs = [weakref.ref(x) for x in (target, mtp.mtp_of(target), mtp.mtp_of(target).eh_proj.weight)]
+    refs = [weakref.ref(x) for x in (target, mtp.mtp_of(target), mtp.mtp_of(target).fc.weight)]
     del target
     gc.collect()
     assert [ref() for ref in refs] == [None] * 3
@@ -273,7 +273,7 @@ def test_targets_without_a_layer_that_can_be_read_are_refused(tmp_path):
     def lose(weights):
         del weights["mtp.fc.weight"], weights["mtp.layers.0.mlp.up_proj.weight"]
 
-    for change, reason in ((quantise, r"up_proj\.weight_scale_inv"), (lose, r"up_proj\.weight.*eh_proj\.weight")):
+    for change, reason in ((quantise, r"up_proj\.weight_scale_inv"), (lose, r"up_proj\.weight.*fc\.weight")):
         with pytest.raises(LossyUnsupportedError, match=f"`use_mtp` .* other weights .*{reason}"):
             broken(tmp_path / reason[:4], change).generate(prompt(), **OURS)
 

@@ -42,19 +42,21 @@ def _rotated(states: torch.Tensor, positions: torch.Tensor, theta: float) -> tor
 
 
 @torch.no_grad()
-def dflash_logits(target, head, text: torch.Tensor, count: int) -> torch.Tensor:
+def dflash_logits(target, head, text: torch.Tensor, count: int, unknown: int = 0) -> torch.Tensor:
     """``(count, V_draft)`` logits of a block after a text ``(L,)``, as the package dflash computes them.
 
-    There is no cache, and nothing of the head but its weights and values is used.
+    There is no cache, and nothing of the head but its weights and values is used. The target's states at the first
+    ``unknown`` tokens are not read.
     """
     config, layer, weights = head.config, head.config.layer, head.state_dict()
     size, eps, theta = layer.head_dim, layer.rms_norm_eps, layer.rope_parameters["rope_theta"]
     hidden = target(text[None, :-1], use_cache=False, output_hidden_states=True).hidden_states
-    read = torch.cat([hidden[i][0] for i in config.target_layers], dim=-1).float()
-    context = _normed(read @ weights["fc.weight"].T, weights["hidden_norm.weight"], eps)
+    missing = target.config.model_type.startswith("mamba")  # whose first one is what leaves the first layer
+    read = torch.cat([hidden[i - missing][0] for i in config.target_layers], dim=-1).float()
+    context = _normed(read[unknown:] @ weights["fc.weight"].T, weights["hidden_norm.weight"], eps)
     block = torch.cat([text[-1:], torch.full((count,), config.mask_token_id)])
     states = target.get_input_embeddings().weight[block].float() * config.input_embedding_scale
-    positions = torch.arange(len(text) + count)
+    positions = torch.arange(unknown, len(text) + count)
     distances = positions[-count - 1 :, None] - positions
     for i, kind in enumerate(layer.layer_types):
         own = {name.removeprefix(f"layers.{i}."): x for name, x in weights.items() if name.startswith(f"layers.{i}.")}
