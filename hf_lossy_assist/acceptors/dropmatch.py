@@ -79,6 +79,7 @@ class DropMatch(Acceptor):
 
     @cached_property
     def needs(self) -> frozenset[str]:
+        """Dropped heads, and q where ``criterion`` compares divergences."""
         return frozenset({"dropped_heads"} | ({"draft_probs"} if self.criterion == "js" else set()))
 
     @property
