@@ -1,7 +1,8 @@
-"""Attention for CPUs that reads the keys of several heads once, and a kernel that torch has under a private name."""
+"""Attention that reads the keys of several heads once, and what torch has under private names."""
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -68,3 +69,13 @@ def has_int8_kernel(device: str) -> bool:
 def int8_product(rows: Tensor, values: Tensor, scale: Tensor) -> Tensor:
     """Return ``rows @ (values · scale).T``, ``values`` ``(out, in)`` of int8 and ``scale`` ``(out,)``."""
     return torch._weight_int8pack_mm(rows, values, scale)
+
+
+def close_pool(device: int, pool: Any) -> None:
+    """Close a pool that a failed capture of a CUDA graph left open: while one is open, torch frees no memory.
+
+    The capture raises before it closes its pool; a capture that did not fail, but whose code did, has closed it.
+    """
+    with suppress(RuntimeError):
+        torch._C._cuda_endAllocateToPool(device, pool)
+        torch._C._cuda_releasePool(device, pool)
