@@ -6,7 +6,7 @@ from collections.abc import Callable, Hashable
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import pad
 from transformers import PreTrainedModel
 
@@ -29,13 +29,13 @@ class StaticEagle3Forwards(FixedRunner, Eagle3Forwards):
         FixedRunner.__init__(self, head, slot)
         self._vocabulary = head.vocabulary(target)
         self._size = vocabulary_sizes(target)[0]
-        self._eager = self._around(self._body(True))
+        self._eager = self._around(self._body(head, True))
 
     def _kind(self, of_tree: bool) -> Hashable:
         return self._size, self.embeddings.data_ptr(), weights_of(self.model.get_output_embeddings())
 
-    def _body(self, decorated: bool) -> Callable[..., tuple[Tensor, ...]]:
-        head = shallow(self.model)  # of the head itself a graph would be a reference, which keeps it for ever
+    def _body(self, model: nn.Module, decorated: bool) -> Callable[..., tuple[Tensor, ...]]:
+        head = shallow(model)  # of the head itself a graph would be a reference, which keeps it for ever
         return lambda *inputs, cache: (head.forward(*inputs, cache),)
 
     def _around(self, body: Callable[..., tuple[Tensor, ...]]) -> FixedForward:
@@ -45,7 +45,7 @@ class StaticEagle3Forwards(FixedRunner, Eagle3Forwards):
 
     def _drafting(self, length: int, choice: TokenChoice, decorated: bool, prepare: Prepare) -> Callable[..., Any]:
         head, embeddings = shallow(self.model), self.embeddings
-        read, scored = prepare("read", lambda: head.forward), prepare("scored", lambda: head.logits)
+        read, scored = prepare("read", lambda _: head.forward), prepare("scored", lambda _: head.logits)
         vocabulary, device = self._vocabulary, self.device
 
         def body(state: Tensor, positions: Tensor, mask: Tensor, waits: Tensor | None, cache: Any) -> Any:

@@ -24,7 +24,8 @@ from ...compat import CACHE, cache_of
 from ...errors import LossyUnsupportedError, warn_once
 from .cache_slot import StaticCacheSlot
 
-Make = Callable[[], Callable[..., Any]]
+Make = Callable[[Any], Callable[..., Any]]
+"""Makes a function that runs a model, or one like it."""
 
 _forwards: weakref.WeakKeyDictionary[nn.Module, dict[Hashable, Any]] = weakref.WeakKeyDictionary()
 _lock = threading.RLock()
@@ -44,21 +45,26 @@ def decoder_layers(model: PreTrainedModel) -> tuple[str, nn.ModuleList] | None:
 
 
 def with_decoder_forward(model: PreTrainedModel, forward: Callable[..., Any]) -> PreTrainedModel:
-    """Return a model like ``model`` whose decoder runs ``forward``; nothing is written to ``model``.
+    """Return a model like ``model`` whose decoder runs ``forward``; nothing is written to ``model``."""
+    decoder = shallow(model.get_decoder())
+    decoder.__dict__["forward"] = forward
+    return with_decoder(model, decoder)
+
+
+def with_decoder(model: PreTrainedModel, decoder: nn.Module) -> PreTrainedModel:
+    """Return a model like ``model`` with another ``decoder``; nothing is written to ``model``.
 
     Parameters, buffers, other modules and all hooks are shared. So the model still applies its head, soft-capping or
     scaling, and hooks on decoder or head still run.
     """
-    decoder, path = model.get_decoder(), path_to_decoder(model)
-    if path is None:
+    if (path := path_to_decoder(model)) is None:
         raise LossyUnsupportedError(f"{type(model).__name__} has no decoder of its own")
     top = part = shallow(model)
     *parents, last = path.split(".")
     for name in parents:
         part._modules[name] = shallow(part._modules[name])
         part = part._modules[name]
-    part._modules[last] = shallow(decoder)
-    part._modules[last].__dict__["forward"] = forward
+    part._modules[last] = decoder
     return top
 
 
@@ -133,7 +139,7 @@ class Compiling:
         self.options = options | {"dynamic": bool(options["dynamic"])} | ({"mode": None} if options["options"] else {})
         self.key = repr(sorted(self.options.items(), key=lambda item: item[0]))
 
-    def prepared(self, model: nn.Module, slot: StaticCacheSlot, key: Hashable, make: Make) -> Callable[..., Any]:
+    def prepared(self, slot: StaticCacheSlot, key: Hashable, make: Callable[[], Any]) -> Callable[..., Any]:
         """Return what ``make`` makes: its parts are compiled."""
         return make()
 
@@ -147,8 +153,14 @@ class Compiling:
         with _lock:
             mine = _forwards.setdefault(model, {})
             if key not in mine:
-                mine[key] = torch.compile(_own_code(make(), type(model).__name__), **self.options)
+                mine[key] = self._made(model, make)
             return mine[key]
+
+    def _made(self, model: nn.Module, make: Make) -> Callable[..., Any]:
+        return self._compiled(make(model), type(model).__name__)
+
+    def _compiled(self, function: Callable[..., Any], name: str) -> Callable[..., Any]:
+        return torch.compile(_own_code(function, name), **self.options)
 
 
 def whole(model: PreTrainedModel, decorated: bool) -> Callable[..., Any]:

@@ -14,7 +14,8 @@ from transformers import CompileConfig
 
 from ...compat import close_pool
 from .cache_slot import GraphMemory, StaticCacheSlot
-from .forwards import Compiling, Make
+from .forwards import Make
+from .layerwise import compiling
 
 Recorder = Callable[[Callable[[], Any], torch.device, GraphMemory], tuple[Callable[[], None], Any]]
 """Runs a function on a device, and returns what runs it again, and its output, which each run overwrites.
@@ -83,7 +84,7 @@ class Recording:
     def __init__(self, recorder: Recorder) -> None:
         self.recorder = recorder
 
-    def prepared(self, model: nn.Module, slot: StaticCacheSlot, key: Hashable, make: Make) -> Graph:
+    def prepared(self, slot: StaticCacheSlot, key: Hashable, make: Callable[[], Any]) -> Graph:
         """Return the graph of what ``make`` makes; ``key`` tells it from others of this cache."""
         key = self.key, key
         if key not in slot.graphs:
@@ -94,7 +95,7 @@ class Recording:
 
     def part(self, model: nn.Module, slot: StaticCacheSlot, key: Hashable, make: Make) -> Callable[..., Any]:
         """Return what ``make`` makes, a part of a graph."""
-        return make()
+        return make(model)
 
 
 class CompiledRecording(Recording):
@@ -108,7 +109,7 @@ class CompiledRecording(Recording):
         config.mode = _WITHOUT_GRAPHS.get(config.mode, config.mode)
         if config.options:
             config.options = {**config.options, "triton.cudagraphs": False}
-        self.compiling = Compiling(config)
+        self.compiling = compiling(config)
         self.key, self.title, self.part = (self.key, self.compiling.key), self.compiling.title, self.compiling.part
 
 

@@ -1,0 +1,107 @@
+"""Compiles one layer of each kind that a model has, instead of the whole model: its layers share the code."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import CompileConfig, PreTrainedModel
+from transformers.cache_utils import Cache
+
+from ...compat import CACHE, LAYER_INDEX, one_layer
+from .cache_slot import new_static_cache
+from .forwards import Compiling, Make, decoder_layers, path_to_decoder, shallow, with_decoder
+
+_MOST_KINDS = 4  # more are compiled sooner as a whole
+_PLAIN = {int, float, bool, str, type(None)}
+_TOLERANCE = 1e-3  # of the largest logit: the same kernels read the same numbers
+
+
+class CompilingLayers(Compiling):
+    """Compiles a layer of each kind. What is around the layers, and models whose layers differ, are left to others."""
+
+    title = "Compiling {} for {} tokens, once"
+
+    def _made(self, model: nn.Module, make: Make) -> Callable[..., Any]:
+        if (kinds := layer_kinds_of(model)) is None:
+            return super()._made(model, make)
+        code = {kind: self._compiled(_forward, type(model).__name__) for kind in set(kinds)}
+        return make(with_layers(model, [code[kind] for kind in kinds]))
+
+
+def compiling(config: CompileConfig | None) -> Compiling:
+    """Return what compiles: layers, or the whole model where one graph is asked for."""
+    return Compiling(config) if config is not None and config.fullgraph else CompilingLayers(config)
+
+
+def layer_kinds_of(model: nn.Module) -> list[Hashable] | None:
+    """Return each layer's kind, by its modules and their plain attributes; None where layers can't be run apart.
+
+    A layer runs apart if it sees nothing but its own layer of the cache, and does not read its own number.
+    """
+    if not isinstance(model, PreTrainedModel) or path_to_decoder(model) is None:
+        return None
+    listed = decoder_layers(model)
+    if listed is None or len(new_static_cache(model, 8).layers) != len(listed[1]):
+        return None
+    kinds = [_kind(layer) for layer in listed[1]]
+    own = any("forward" in vars(module) for layer in listed[1] for module in layer.modules())
+    return None if own or len(set(kinds)) > _MOST_KINDS or not _run_apart(model, len(kinds)) else kinds
+
+
+def _kind(layer: nn.Module) -> Hashable:
+    def plain(module: nn.Module) -> Hashable:
+        return tuple((x, y) for x, y in vars(module).items() if type(y) in _PLAIN and x != LAYER_INDEX)
+
+    tensors = (*layer.named_parameters(), *layer.named_buffers())
+    modules = tuple((name, type(module), plain(module)) for name, module in layer.named_modules())
+    return modules, tuple((name, x.shape, x.dtype) for name, x in tensors)
+
+
+@torch.no_grad()
+def _run_apart(model: PreTrainedModel, count: int) -> bool:
+    """Tell whether a model whose layers run apart says what it says otherwise."""
+    try:
+        logits = []
+        for way in (model, with_layers(model, [_forward] * count)):
+            inputs = {"use_cache": True, CACHE: new_static_cache(model, 8)}
+            ids = torch.arange(3, device=model.device)[None]
+            logits.append([way(input_ids=x, **inputs).logits for x in (ids, ids[:, :1])][1])
+        return bool((logits[0] - logits[1]).abs().max() <= _TOLERANCE * logits[0].abs().max())
+    except Exception:  # whatever a layer's code raises where it finds no other layers
+        return False
+
+
+def with_layers(model: PreTrainedModel, forwards: list[Callable[..., Any]]) -> PreTrainedModel:
+    """Return a model like ``model`` whose layers run ``forwards``, which get the layer first."""
+    name, layers = decoder_layers(model)
+    decoder = shallow(model.get_decoder())
+    decoder._modules[name] = nn.ModuleList(map(_apart, layers, range(len(layers)), forwards))
+    return with_decoder(model, decoder)
+
+
+def _apart(layer: nn.Module, number: int, forward: Callable[..., Any]) -> nn.Module:
+    first, twin = _as_first(layer), shallow(layer)
+
+    def run(*args: Any, **inputs: Any) -> Any:
+        args = [one_layer(x, number) if isinstance(x, Cache) else x for x in args]
+        inputs = {name: one_layer(x, number) if isinstance(x, Cache) else x for name, x in inputs.items()}
+        return forward(first, *args, **inputs)
+
+    twin.__dict__["forward"] = run
+    return twin
+
+
+def _as_first(module: nn.Module) -> nn.Module:
+    """Return a copy that takes itself for a part of the first layer: torch compiles anew for another number."""
+    twin = shallow(module)
+    twin._modules.update({name: _as_first(x) for name, x in module._modules.items() if x is not None})
+    if LAYER_INDEX in vars(twin):
+        twin.__dict__[LAYER_INDEX] = 0
+    return twin
+
+
+def _forward(layer: nn.Module, *args: Any, **inputs: Any) -> Any:
+    return type(layer).forward(layer, *args, **inputs)
