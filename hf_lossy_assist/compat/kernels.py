@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 from contextlib import suppress
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
-from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedConfig, PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
@@ -39,8 +40,7 @@ def folded_attention(
         and count < length
         and (count == 1 if attention_mask is None else attention_mask.shape[1] == 1)
         and options.get("position_bias") is None
-        and not torch.compiler.is_compiling()
-        and rows * shared >= torch.get_num_threads()  # a group is the work of one thread
+        and (query.device.type != "cpu" or rows * shared >= torch.get_num_threads())  # a group is a thread's work
     )
     if not folds:
         return sdpa_attention_forward(
@@ -56,9 +56,23 @@ def folded_attention(
 def fold_attention(model: PreTrainedModel) -> None:
     """Let a model of this package's own on a CPU attend by :func:`folded_attention` instead of ``"sdpa"``."""
     if model.config._attn_implementation == "sdpa" and model.device.type == "cpu":
-        AttentionInterface.register(FOLDED, folded_attention)
-        AttentionMaskInterface.register(FOLDED, sdpa_mask)
+        _register()
         model.set_attn_implementation(FOLDED)
+
+
+def folding(config: PreTrainedConfig) -> PreTrainedConfig:
+    """Return a configuration by which modules attend by :func:`folded_attention` instead of ``"sdpa"``."""
+    if config._attn_implementation != "sdpa":
+        return config
+    _register()
+    own = copy.copy(config)
+    own._attn_implementation_internal = FOLDED
+    return own
+
+
+def _register() -> None:
+    AttentionInterface.register(FOLDED, folded_attention)
+    AttentionMaskInterface.register(FOLDED, sdpa_mask)
 
 
 def has_int8_kernel(device: str) -> bool:

@@ -27,6 +27,9 @@ from .cache_slot import StaticCacheSlot
 Make = Callable[[Any], Callable[..., Any]]
 """Makes a function that runs a model, or one like it."""
 
+TUNING = {"cuda": {"coordinate_descent_tuning": True, "combo_kernels": True}}
+"""By type of device, what Inductor is asked for where the user asks for nothing: fewer and larger kernels."""
+
 _forwards: weakref.WeakKeyDictionary[nn.Module, dict[Hashable, Any]] = weakref.WeakKeyDictionary()
 _lock = threading.RLock()
 
@@ -157,10 +160,21 @@ class Compiling:
             return mine[key]
 
     def _made(self, model: nn.Module, make: Make) -> Callable[..., Any]:
-        return self._compiled(make(model), type(model).__name__)
+        return self._compiled(make(model), model)
 
-    def _compiled(self, function: Callable[..., Any], name: str) -> Callable[..., Any]:
-        return torch.compile(_own_code(function, name), **self.options)
+    def _compiled(self, function: Callable[..., Any], model: nn.Module) -> Callable[..., Any]:
+        options = self.options | ({"mode": None, "options": TUNING[model.device.type]} if self._tunes(model) else {})
+        return torch.compile(_own_code(function, type(model).__name__), **options)
+
+    def _tunes(self, model: nn.Module) -> bool:
+        """Tell whether the compiler gets options that the user has not given."""
+        plain = self.options["mode"] in (None, "default") and not self.options["options"]
+        return plain and self.options["backend"] == "inductor" and model.device.type in TUNING
+
+    def tuned(self, model: nn.Module) -> bool:
+        """Tell whether the compiler tunes kernels of its own for products of few rows."""
+        given = self.options["options"] or {}
+        return model.device.type in TUNING and (self._tunes(model) or bool(given.get("coordinate_descent_tuning")))
 
 
 def whole(model: PreTrainedModel, decorated: bool) -> Callable[..., Any]:

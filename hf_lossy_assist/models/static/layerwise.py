@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
+from itertools import count
 from typing import Any
 
 import torch
 from torch import nn
-from transformers import CompileConfig, PreTrainedModel
+from transformers import CompileConfig, PreTrainedConfig, PreTrainedModel
 from transformers.cache_utils import Cache
 
-from ...compat import CACHE, LAYER_INDEX, one_layer
+from ...compat import LAYER_INDEX, cache_name, folding, one_layer
+from ..few_rows import FewRowsLinear
 from .cache_slot import new_static_cache
 from .forwards import Compiling, Make, decoder_layers, path_to_decoder, shallow, with_decoder
+
+Change = Callable[[nn.Module], Any]
+"""Changes a copy of a module, whose attributes, but not its tensors, are its own."""
 
 _MOST_KINDS = 4  # more are compiled sooner as a whole
 _PLAIN = {int, float, bool, str, type(None)}
@@ -27,8 +32,25 @@ class CompilingLayers(Compiling):
     def _made(self, model: nn.Module, make: Make) -> Callable[..., Any]:
         if (kinds := layer_kinds_of(model)) is None:
             return super()._made(model, make)
-        code = {kind: self._compiled(_forward, type(model).__name__) for kind in set(kinds)}
-        return make(with_layers(model, [code[kind] for kind in kinds]))
+        code = {kind: self._compiled(_forward, model) for kind in set(kinds)}
+        return make(with_layers(model, [code[kind] for kind in kinds], Compact(self.tuned(model))))
+
+
+class Compact:
+    """Lets a module's copy need fewer kernels, and read less: heads that share keys attend together.
+
+    ``tuned`` lets linear layers multiply few rows by kernels of the compiler's own, which tunes them.
+    """
+
+    def __init__(self, tuned: bool) -> None:
+        self.tuned = tuned
+        self._configs: dict[int, PreTrainedConfig] = {}
+
+    def __call__(self, twin: nn.Module) -> None:
+        if isinstance(config := getattr(twin, "config", None), PreTrainedConfig):
+            twin.__dict__["config"] = self._configs.setdefault(id(config), folding(config))
+        if self.tuned and type(twin) is nn.Linear:
+            twin.__class__ = FewRowsLinear
 
 
 def compiling(config: CompileConfig | None) -> Compiling:
@@ -61,12 +83,12 @@ def _kind(layer: nn.Module) -> Hashable:
 
 
 @torch.no_grad()
-def _run_apart(model: PreTrainedModel, count: int) -> bool:
+def _run_apart(model: PreTrainedModel, layers: int) -> bool:
     """Tell whether a model whose layers run apart says what it says otherwise."""
     try:
         logits = []
-        for way in (model, with_layers(model, [_forward] * count)):
-            inputs = {"use_cache": True, CACHE: new_static_cache(model, 8)}
+        for way in (model, with_layers(model, [_forward] * layers)):
+            inputs = {"use_cache": True, cache_name(model): new_static_cache(model, 8)}
             ids = torch.arange(3, device=model.device)[None]
             logits.append([way(input_ids=x, **inputs).logits for x in (ids, ids[:, :1])][1])
         return bool((logits[0] - logits[1]).abs().max() <= _TOLERANCE * logits[0].abs().max())
@@ -74,16 +96,18 @@ def _run_apart(model: PreTrainedModel, count: int) -> bool:
         return False
 
 
-def with_layers(model: PreTrainedModel, forwards: list[Callable[..., Any]]) -> PreTrainedModel:
-    """Return a model like ``model`` whose layers run ``forwards``, which get the layer first."""
+def with_layers(
+    model: PreTrainedModel, forwards: list[Callable[..., Any]], change: Change = lambda _: None
+) -> PreTrainedModel:
+    """Return a model like ``model`` whose layers run ``forwards``, which get a changed copy of the layer first."""
     name, layers = decoder_layers(model)
     decoder = shallow(model.get_decoder())
-    decoder._modules[name] = nn.ModuleList(map(_apart, layers, range(len(layers)), forwards))
+    decoder._modules[name] = nn.ModuleList(_apart(*x, change) for x in zip(layers, count(), forwards, strict=False))
     return with_decoder(model, decoder)
 
 
-def _apart(layer: nn.Module, number: int, forward: Callable[..., Any]) -> nn.Module:
-    first, twin = _as_first(layer), shallow(layer)
+def _apart(layer: nn.Module, number: int, forward: Callable[..., Any], change: Change) -> nn.Module:
+    first, twin = _as_first(layer, change), shallow(layer)
 
     def run(*args: Any, **inputs: Any) -> Any:
         args = [one_layer(x, number) if isinstance(x, Cache) else x for x in args]
@@ -94,12 +118,13 @@ def _apart(layer: nn.Module, number: int, forward: Callable[..., Any]) -> nn.Mod
     return twin
 
 
-def _as_first(module: nn.Module) -> nn.Module:
+def _as_first(module: nn.Module, change: Change) -> nn.Module:
     """Return a copy that takes itself for a part of the first layer: torch compiles anew for another number."""
     twin = shallow(module)
-    twin._modules.update({name: _as_first(x) for name, x in module._modules.items() if x is not None})
+    twin._modules.update({name: _as_first(x, change) for name, x in module._modules.items() if x is not None})
     if LAYER_INDEX in vars(twin):
         twin.__dict__[LAYER_INDEX] = 0
+    change(twin)
     return twin
 
 
