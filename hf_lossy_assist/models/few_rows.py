@@ -9,23 +9,23 @@ FEW_ROWS = 8
 """More rows are left to the libraries' products, which have matrix units."""
 
 
-def products(rows: Tensor, weight: Tensor) -> Tensor:
-    """Return ``rows @ weight.T`` ``(R, N)`` in float32, of ``rows`` ``(R, K)`` and a ``weight`` ``(N, K)`` of any type.
+def product(row: Tensor, weight: Tensor) -> Tensor:
+    """Return ``row @ weight.T`` ``(N,)`` in float32, of a ``row`` ``(K,)`` and a ``weight`` ``(N, K)`` of any type.
 
-    Each row's product is a sum of its own. A compiler fuses these with each other, with the widening of the weight, and
-    with what comes before and after; a library's product has to find its weight in memory as wide as its rows.
+    A compiler fuses the products of several rows with each other, with the widening of the weight, and with what comes
+    before and after; a library's product has to find its weight in memory, as wide as its rows.
     """
-    return torch.stack([(row.float() * weight.float()).sum(-1) for row in rows])
+    return (row.float() * weight.float()).sum(-1)
 
 
 class FewRowsLinear(nn.Linear):
-    """Multiplies few rows by :func:`products`."""
+    """Multiplies few rows by :func:`product`, each by itself."""
 
     def forward(self, states: Tensor) -> Tensor:
         rows = states.reshape(-1, self.in_features)
         if len(rows) > FEW_ROWS:
             return super().forward(states)
-        out = products(rows, self.weight)
-        if self.bias is not None:
-            out = out + self.bias
-        return out.to(states.dtype).view(*states.shape[:-1], self.out_features)
+        bias = 0 if self.bias is None else self.bias
+        # Each is rounded before they are put together: so all are written where they are read.
+        out = torch.stack([(product(row, self.weight) + bias).to(states.dtype) for row in rows])
+        return out.view(*states.shape[:-1], self.out_features)

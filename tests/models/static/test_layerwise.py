@@ -137,14 +137,14 @@ def test_heads_that_share_keys_attend_together():
 @torch.no_grad()
 def test_what_inductor_is_asked_for_and_whose_products_are_of_one_row(given, expected, splits, monkeypatch):
     """On a device whose kernels are tuned, unless the user asks for something else."""
-    target, asked, widths = tiny("llama"), [], []
+    target, asked, rows = tiny("llama"), [], []
     slot, how = StaticCacheSlot(new_static_cache(target, 64)), CompilingLayers(CompileConfig(**given))
     before = {name: module.weight for name, module in target.named_modules() if type(module) is nn.Linear}
     monkeypatch.setattr(torch, "compile", lambda function, **options: asked.append(options) or function)
     assert not how.tuned(target)  # on a CPU
     monkeypatch.setitem(TUNING, "cpu", FEWER)
-    own = few_rows.products
-    monkeypatch.setattr(few_rows, "products", lambda rows, weight: widths.append(len(rows)) or own(rows, weight))
+    own = few_rows.product
+    monkeypatch.setattr(few_rows, "product", lambda row, weight: rows.append(weight) or own(row, weight))
     states = how.part(target, slot, 3, states_of)
     assert [{name: options[name] for name in expected} for options in asked] == [expected]
     with warnings.catch_warnings():
@@ -153,7 +153,7 @@ def test_what_inductor_is_asked_for_and_whose_products_are_of_one_row(given, exp
             got = states(input_ids=prompt(length), use_cache=True, **{CACHE: slot.cache})[0]
             slot.clear()
             torch.testing.assert_close(got, target.model(prompt(length)).last_hidden_state)
-    assert widths == [3] * (len(before) - 1) * splits  # all but the LM head
+    assert len(rows) == 3 * (len(before) - 1) * splits  # all but the LM head
     assert before == {name: module.weight for name, module in target.named_modules() if type(module) is nn.Linear}
 
 
