@@ -1,6 +1,6 @@
 """``python -m benchmarks.first_call``: what compiling costs a first call, a layer of each kind or the whole model.
 
-A tiny target of twelve layers decodes alone, by Inductor on the CPU, without what earlier runs compiled.
+A tiny target of twelve layers decodes alone, on the CPU, without what earlier runs compiled.
 """
 
 from __future__ import annotations
@@ -60,6 +60,7 @@ def _used() -> float:
 def first(
     model: Annotated[Model, typer.Option(help="Whose layers are compiled.")] = Model.LLAMA,
     whole: Annotated[bool, typer.Option(help="Compile the whole model.")] = False,
+    backend: Annotated[str, typer.Option(help="Another of torch's backends: `eager` only traces.")] = "inductor",
     later: Annotated[int, typer.Option(help="How many calls follow the first.")] = 5,
 ) -> None:
     """Print graphs, seconds of the first call and of later ones, and whether the text is the eager one."""
@@ -67,14 +68,14 @@ def first(
     target, ids = model.made(), torch.arange(3, 12)[None]
     kwargs = {"lossy_mode": "lossless", "num_assistant_tokens": 0, "max_new_tokens": 40, "do_sample": False}
     kwargs |= {"eos_token_id": None, "pad_token_id": 0}
-    config, seconds = CompileConfig(mode="default", fullgraph=whole), []
+    config, seconds = CompileConfig(backend=backend, mode="default", fullgraph=whole), []
     with enabled(target):
         plain = target.generate(ids, **kwargs, lossy_config={"compile": False})
         for _ in range(1 + later):
             used, wall = _used(), perf_counter()
             text = target.generate(ids, **kwargs, lossy_config={"compile": True}, compile_config=config)
             seconds.append((_used() - used, perf_counter() - wall))
-    row = {"model": model.value, "whole": whole, "graphs": counters["stats"]["unique_graphs"]}
+    row = {"model": model.value, "whole": whole, "backend": backend, "graphs": counters["stats"]["unique_graphs"]}
     row |= {"equal": torch.equal(text, plain), "first_cpu_s": round(seconds[0][0], 2)}
     row |= {"first_s": round(seconds[0][1], 2), "later_cpu_s": round(median(x for x, _ in seconds[1:]), 3)}
     typer.echo(json.dumps(row))

@@ -11,9 +11,9 @@ from torch import nn
 from transformers import CompileConfig, PreTrainedConfig, PreTrainedModel
 from transformers.cache_utils import Cache
 
-from ...compat import LAYER_INDEX, cache_name, folding, one_layer
+from ...compat import LAYER_INDEX, attention_of, cache_name, folding, one_layer
 from ..few_rows import FewRowsLinear
-from .cache_slot import new_static_cache
+from .cache_slot import StaticCacheSlot, new_static_cache
 from .forwards import Compiling, Make, decoder_layers, path_to_decoder, shallow, with_decoder
 
 Change = Callable[[nn.Module], Any]
@@ -28,6 +28,12 @@ class CompilingLayers(Compiling):
     """Compiles a layer of each kind. What is around the layers, and models whose layers differ, are left to others."""
 
     title = "Compiling {} for {} tokens, once"
+
+    def part(self, model: nn.Module, slot: StaticCacheSlot, key: Hashable, make: Make) -> Callable[..., Any]:
+        # Layers are copied: what changes in theirs afterwards has to be copied anew.
+        listed = decoder_layers(model) if isinstance(model, PreTrainedModel) else None
+        state = None if listed is None else (attention_of(model), *map(_kind, listed[1]))
+        return super().part(model, slot, (key, state), make)
 
     def _made(self, model: nn.Module, make: Make) -> Callable[..., Any]:
         if (kinds := layer_kinds_of(model)) is None:
@@ -69,7 +75,8 @@ def layer_kinds_of(model: nn.Module) -> list[Hashable] | None:
     if listed is None or len(new_static_cache(model, 8).layers) != len(listed[1]):
         return None
     kinds = [_kind(layer) for layer in listed[1]]
-    own = any("forward" in vars(module) for layer in listed[1] for module in layer.modules())
+    # Adapters come and go in lists.
+    own = any("forward" in vars(x) or hasattr(x, "active_adapters") for x in listed[1].modules())
     return None if own or len(set(kinds)) > _MOST_KINDS or not _run_apart(model, len(kinds)) else kinds
 
 

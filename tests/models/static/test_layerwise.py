@@ -188,12 +188,47 @@ def replaced():
     return model
 
 
-@pytest.mark.parametrize("model", [numbered, scaled, replaced])
-def test_a_model_whose_layers_can_t_be_run_apart_is_compiled_whole(model):
-    target, backend = model(), Backend()
-    assert layer_kinds_of(target) is None
-    assert torch.equal(*texts(target, noisy_copy(tiny("llama")), backend))
-    assert backend.graphs == 1 + 2  # of the draft, both widths of one kind
+def adapted():
+    model = tiny("llama")
+    model.model.layers[1].mlp.active_adapters = ["default"]
+    return model
+
+
+@pytest.mark.parametrize("model", [numbered, scaled, replaced, adapted])
+def test_layers_that_can_t_be_run_apart(model):
+    assert layer_kinds_of(tiny("llama")) is not None
+    assert layer_kinds_of(model()) is None
+
+
+def test_a_model_whose_layers_can_t_be_run_apart_is_compiled_whole():
+    target, backend = numbered(), Backend()
+    assert torch.equal(*texts(target, None, backend, prompt_lookup_num_tokens=3))
+    assert backend.graphs == 1
+
+
+def through_adapters(target):
+    target.model.layers[0].mlp._disable_adapters = True
+
+
+def by_mode(target):
+    target.model.layers[0].self_attn.train()
+
+
+def by_attention(target):
+    target.set_attn_implementation("eager")
+
+
+@pytest.mark.parametrize("change", [through_adapters, by_mode, by_attention])
+def test_changed_layers_are_copied_anew(change, monkeypatch):
+    target, compiled = tiny("llama"), []
+    slot, how = StaticCacheSlot(new_static_cache(target, 64)), CompilingLayers(None)
+    monkeypatch.setattr(torch, "compile", lambda function, **_: compiled.append(function) or function)
+    for times in (1, 1):
+        how.part(target, slot, 3, states_of)
+        assert len(compiled) == times
+    change(target)
+    how.part(target, slot, 3, states_of)
+    assert len(compiled) > 1
 
 
 def test_hooks_on_layers_run():
