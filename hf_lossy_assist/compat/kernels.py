@@ -31,7 +31,7 @@ def folded_attention(
 
     Where tokens follow a cached text, PyTorch reads the keys again for every head of a group, and ``"sdpa"`` may copy
     them first. Here the heads of a group become more queries ``(B, H', n·H/H', d)`` of the same keys. Sums run in
-    another order, so results differ by rounding.
+    another order, so results differ by rounding. On a CPU a group of heads is the work of one thread.
     """
     rows, heads, count, size = query.shape
     shared, length = key.shape[1:3]
@@ -40,7 +40,7 @@ def folded_attention(
         and count < length
         and (count == 1 if attention_mask is None else attention_mask.shape[1] == 1)
         and options.get("position_bias") is None
-        and (query.device.type != "cpu" or rows * shared >= torch.get_num_threads())  # a group is a thread's work
+        and (torch.compiler.is_compiling() or query.device.type != "cpu" or rows * shared >= torch.get_num_threads())
     )
     if not folds:
         return sdpa_attention_forward(
@@ -60,9 +60,11 @@ def fold_attention(model: PreTrainedModel) -> None:
         model.set_attn_implementation(FOLDED)
 
 
-def folding(config: PreTrainedConfig) -> PreTrainedConfig:
-    """Return a configuration by which modules attend by :func:`folded_attention` instead of ``"sdpa"``."""
-    if config._attn_implementation != "sdpa":
+def folding(config: PreTrainedConfig, device: str) -> PreTrainedConfig:
+    """Return a configuration by which compiled modules attend by :func:`folded_attention` instead of ``"sdpa"``."""
+    # A compiler can't ask for the number of threads.
+    idle = device == "cpu" and getattr(config, "num_key_value_heads", 0) < torch.get_num_threads()
+    if config._attn_implementation != "sdpa" or idle:
         return config
     _register()
     own = copy.copy(config)

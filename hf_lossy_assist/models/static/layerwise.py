@@ -39,7 +39,7 @@ class CompilingLayers(Compiling):
         if (kinds := layer_kinds_of(model)) is None:
             return super()._made(model, make)
         code = {kind: self._compiled(_forward, model) for kind in set(kinds)}
-        return make(with_layers(model, [code[kind] for kind in kinds], Compact(self.tuned(model))))
+        return make(with_layers(model, [code[kind] for kind in kinds], Compact(model.device.type, self.tuned(model))))
 
 
 class Compact:
@@ -48,13 +48,14 @@ class Compact:
     ``tuned`` lets linear layers multiply few rows by kernels of the compiler's own, which tunes them.
     """
 
-    def __init__(self, tuned: bool) -> None:
+    def __init__(self, device: str, tuned: bool) -> None:
+        self.device = device
         self.tuned = tuned
         self._configs: dict[int, PreTrainedConfig] = {}
 
     def __call__(self, twin: nn.Module) -> None:
         if isinstance(config := getattr(twin, "config", None), PreTrainedConfig):
-            twin.__dict__["config"] = self._configs.setdefault(id(config), folding(config))
+            twin.__dict__["config"] = self._configs.setdefault(id(config), folding(config, self.device))
         if self.tuned and type(twin) is nn.Linear:
             twin.__class__ = FewRowsLinear
 

@@ -108,9 +108,11 @@ def test_one_graph_is_made_of_the_whole_model_where_that_is_asked_for():
     assert type(compiling(CompileConfig(fullgraph=True))) is Compiling
 
 
-def test_heads_that_share_keys_attend_together():
-    """Keys are not copied for each head; whose work a thread is decides on CPUs, as where nothing is compiled."""
+@pytest.mark.parametrize("threads", [1, 3])
+def test_heads_that_share_keys_attend_together(threads, monkeypatch):
+    """Keys are not copied for each head, unless threads of a CPU would have nothing to do."""
     target, shapes = tiny("llama"), []
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
 
     def backend(graph, inputs, **options):
         for node in graph.graph.nodes:
@@ -120,7 +122,8 @@ def test_heads_that_share_keys_attend_together():
 
     before = target.config._attn_implementation
     assert torch.equal(*texts(target, None, backend, prompt_lookup_num_tokens=3, input_ids=prompt(6).repeat(1, 3)))
-    assert set(shapes) == {(1, target.config.num_key_value_heads)}
+    heads = target.config.num_key_value_heads if threads == 1 else target.config.num_attention_heads
+    assert set(shapes) == {(1, heads)}
     assert target.config._attn_implementation == before == "sdpa"
 
 
