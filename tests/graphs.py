@@ -43,19 +43,23 @@ class Recorder:
     """Records as CUDA graphs do: a replay reads where the first run read, and writes where it wrote.
 
     Replays run by ``replaying``. Models are told that a stream is captured, since their code then asks nothing of the
-    device.
+    device. A replay ruins the outputs of other graphs in its memory, as far as another's calculation may.
     """
 
     def __init__(self, replaying: Callable[[Callable[[], Any]], Any] = lambda body: body()) -> None:
         self.recordings = self.replays = 0
         self.replaying = replaying
 
-    def __call__(self, body: Callable[[], Any], device: Any) -> tuple[Callable[[], None], Any]:
+    def __call__(self, body: Callable[[], Any], device: Any, memory: Any) -> tuple[Callable[[], None], Any]:
         self.recordings += 1
         output = _captured(body)
+        memory.pool = memory.pool or []
+        memory.pool.append(output)
 
         def replay() -> None:
             self.replays += 1
+            for other in (x for outputs in memory.pool if outputs is not output for x in outputs):
+                other.fill_(torch.nan if other.is_floating_point() else 0)
             self.replaying(lambda: [own.copy_(new) for own, new in zip(output, _captured(body), strict=True)])
 
         return replay, output

@@ -173,6 +173,17 @@ def text_cache(cache: Cache) -> Cache:
     return cache.self_attention_cache if isinstance(cache, EncoderDecoderCache) else cache
 
 
+LAYER_INDEX = "layer_idx"
+"""The attribute by which modules know their layer's number in a cache."""
+
+
+def one_layer(cache: Cache, number: int) -> Cache:
+    """Return a cache that has only the layer ``number`` of ``cache``, as its first."""
+    view = copy.copy(cache)
+    view.layers = [cache.layers[number]]
+    return view
+
+
 @contextmanager
 def recording(cache: DynamicCache) -> Iterator[None]:
     """Let ``cache`` be rolled back inside the block."""

@@ -1,13 +1,15 @@
-"""Attention for CPUs that reads the keys of several heads once, and a kernel that torch has under a private name."""
+"""Attention that reads the keys of several heads once, and what torch has under private names."""
 
 from __future__ import annotations
 
+import copy
+from contextlib import suppress
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
-from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedConfig, PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
@@ -29,7 +31,7 @@ def folded_attention(
 
     Where tokens follow a cached text, PyTorch reads the keys again for every head of a group, and ``"sdpa"`` may copy
     them first. Here the heads of a group become more queries ``(B, H', n·H/H', d)`` of the same keys. Sums run in
-    another order, so results differ by rounding.
+    another order, so results differ by rounding. On a CPU a group of heads is the work of one thread.
     """
     rows, heads, count, size = query.shape
     shared, length = key.shape[1:3]
@@ -38,8 +40,7 @@ def folded_attention(
         and count < length
         and (count == 1 if attention_mask is None else attention_mask.shape[1] == 1)
         and options.get("position_bias") is None
-        and not torch.compiler.is_compiling()
-        and rows * shared >= torch.get_num_threads()  # a group is the work of one thread
+        and (torch.compiler.is_compiling() or query.device.type != "cpu" or rows * shared >= torch.get_num_threads())
     )
     if not folds:
         return sdpa_attention_forward(
@@ -55,9 +56,25 @@ def folded_attention(
 def fold_attention(model: PreTrainedModel) -> None:
     """Let a model of this package's own on a CPU attend by :func:`folded_attention` instead of ``"sdpa"``."""
     if model.config._attn_implementation == "sdpa" and model.device.type == "cpu":
-        AttentionInterface.register(FOLDED, folded_attention)
-        AttentionMaskInterface.register(FOLDED, sdpa_mask)
+        _register()
         model.set_attn_implementation(FOLDED)
+
+
+def folding(config: PreTrainedConfig, device: str) -> PreTrainedConfig:
+    """Return a configuration by which compiled modules attend by :func:`folded_attention` instead of ``"sdpa"``."""
+    # A compiler can't ask for the number of threads.
+    idle = device == "cpu" and getattr(config, "num_key_value_heads", 0) < torch.get_num_threads()
+    if config._attn_implementation != "sdpa" or idle:
+        return config
+    _register()
+    own = copy.copy(config)
+    own._attn_implementation_internal = FOLDED
+    return own
+
+
+def _register() -> None:
+    AttentionInterface.register(FOLDED, folded_attention)
+    AttentionMaskInterface.register(FOLDED, sdpa_mask)
 
 
 def has_int8_kernel(device: str) -> bool:
@@ -68,3 +85,13 @@ def has_int8_kernel(device: str) -> bool:
 def int8_product(rows: Tensor, values: Tensor, scale: Tensor) -> Tensor:
     """Return ``rows @ (values · scale).T``, ``values`` ``(out, in)`` of int8 and ``scale`` ``(out,)``."""
     return torch._weight_int8pack_mm(rows, values, scale)
+
+
+def close_pool(device: int, pool: Any) -> None:
+    """Close a pool that a failed capture of a CUDA graph left open: while one is open, torch frees no memory.
+
+    The capture raises before it closes its pool; a capture that did not fail, but whose code did, has closed it.
+    """
+    with suppress(RuntimeError):
+        torch._C._cuda_endAllocateToPool(device, pool)
+        torch._C._cuda_releasePool(device, pool)

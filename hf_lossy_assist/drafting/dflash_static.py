@@ -6,7 +6,7 @@ from collections.abc import Callable, Hashable
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from ..core.distributions import Randomness
@@ -23,8 +23,8 @@ class StaticDFlashForwards(StaticStateForwards, DFlashForwards):
         weight = getattr(self._lm_head, "weight", None)
         return of_tree, self.embeddings.data_ptr(), None if weight is None else weight.data_ptr()
 
-    def _body(self, of_tree: bool, decorated: bool) -> Callable[..., tuple[Tensor, ...]]:
-        head = shallow(self.model)
+    def _body(self, model: nn.Module, of_tree: bool, decorated: bool) -> Callable[..., tuple[Tensor, ...]]:
+        head = shallow(model)
         if of_tree:
             return lambda *inputs, cache: (head.forward(*inputs, cache),)
 
@@ -36,8 +36,8 @@ class StaticDFlashForwards(StaticStateForwards, DFlashForwards):
 
     def _drafting(self, length: int, choice: TokenChoice, decorated: bool, prepare: Prepare) -> Callable[..., Any]:
         head, lm_head, vocabulary = shallow(self.model), self._lm_head, self._vocabulary
-        block = prepare("block", lambda: head.forward)
-        scored = prepare("scored", lambda: lambda states: head.scores(states, lm_head))
+        block = prepare("block", lambda _: head.forward)
+        scored = prepare("scored", lambda _: lambda states: head.scores(states, lm_head))
 
         def body(embeds: Tensor, positions: Tensor, masks: Any, waits: Tensor | None, cache: Any) -> Any:
             logits = vocabulary.logits(scored(block(embeds, positions, masks, cache)[:, 1 : length + 1]))

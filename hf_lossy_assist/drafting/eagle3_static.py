@@ -6,7 +6,7 @@ from collections.abc import Callable, Hashable
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from ..core.distributions import Randomness
@@ -32,13 +32,13 @@ class StaticEagle3Forwards(StaticStateForwards, Eagle3Forwards):
     def _kind(self, of_tree: bool) -> Hashable:
         return self._size, self.embeddings.data_ptr(), weights_of(self.model.get_output_embeddings())
 
-    def _body(self, of_tree: bool, decorated: bool) -> Callable[..., tuple[Tensor, ...]]:
-        head = shallow(self.model)
+    def _body(self, model: nn.Module, of_tree: bool, decorated: bool) -> Callable[..., tuple[Tensor, ...]]:
+        head = shallow(model)
         return lambda *inputs, cache: (head.forward(*inputs, cache),)
 
     def _drafting(self, length: int, choice: TokenChoice, decorated: bool, prepare: Prepare) -> Callable[..., Any]:
         head, embeddings = shallow(self.model), self.embeddings
-        read, scored = prepare("read", lambda: head.forward), prepare("scored", lambda: head.logits)
+        read, scored = prepare("read", lambda _: head.forward), prepare("scored", lambda _: head.logits)
         vocabulary, device = self._vocabulary, self.device
 
         def body(state: Tensor, positions: Tensor, mask: Tensor, waits: Tensor | None, cache: Any) -> Any:

@@ -25,7 +25,7 @@ class StaticStateForwards(FixedRunner, StateForwards):
         FixedRunner.__init__(self, head, slot)
         super(FixedRunner, self).__init__(head, target, mask)
         self._vocabulary = head.vocabulary(target)
-        self._eager = {of_tree: self._around(self._body(of_tree, True)) for of_tree in (False, True)}
+        self._eager = {of_tree: self._around(self._body(head, of_tree, True)) for of_tree in (False, True)}
 
     def _around(self, body: Callable[..., tuple[Tensor, ...]]) -> FixedForward:
         head = shallow(self.model)  # of the head itself a graph would be a reference, which keeps it for ever

@@ -35,6 +35,7 @@ from ..models.static.cache_slot import StaticCacheSlot, new_static_cache, rewind
 from ..models.static.fixed_runner import FixedRunner, Shapes, TokenChoice
 from ..models.static.forwards import Compiling, decoder_layers, forget, path_to_decoder
 from ..models.static.graphs import RECORDERS, CompiledRecording, Recording
+from ..models.static.layerwise import compiling
 from ..models.static.runner import StaticCacheRunner
 from .config import LossyConfig
 from .drafter_choice import DrafterChoice
@@ -271,10 +272,11 @@ class _RunnerChoice:
         given, recorder = self.call.config.compile_config, RECORDERS.get(runner.device.type)
         if path is not Path.COMPILED:
             return [Recording(recorder)]
-        # Graphs refer to their cache, and so would keep a cache that is the caller's.
+        # Graphs refer to their cache, and so would keep a cache that is the caller's. Where a device waits for Python,
+        # what no graph records is compiled whole: Python runs between layers.
         records_itself = given is not None and given.backend == "cudagraphs"
         if runner.keeps_cache or records_itself or _obstacle_to_recording(runner.model, self.call) is not None:
-            return [Compiling(given)]
+            return [(compiling if recorder is None else Compiling)(given)]
         return [CompiledRecording(recorder, given), Compiling(given)]
 
     def _failed(self, runner: FixedRunner, path: Path, shapes: Shapes, asked: bool) -> bool:

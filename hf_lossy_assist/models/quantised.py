@@ -17,6 +17,7 @@ from transformers.pytorch_utils import Conv1D
 from ..compat import fold_attention, has_int8_kernel, int8_product
 from ..errors import LossyUnsupportedError, LossyValueError
 from ..heads.identity import row_norms
+from .few_rows import FEW_ROWS, product
 
 _LEVELS = 127
 _TINY = torch.finfo(torch.float32).tiny
@@ -134,7 +135,7 @@ def reads_int8(device: str, rows: int, compiling: bool) -> bool:
 class WeightOnlyInt8Linear(QuantisedLinear):
     """Reads its weights as they are where a device has a kernel for it, and else widens them for every product.
 
-    A compiler fuses the widening with the product, so that it reads no more either.
+    A compiler fuses the widening with the products of a few rows, so that it reads no more either.
     """
 
     dtype = "int8"
@@ -149,6 +150,8 @@ class WeightOnlyInt8Linear(QuantisedLinear):
     def product(self, rows: Tensor) -> Tensor:
         if reads_int8(rows.device.type, len(rows), torch.compiler.is_compiling()):
             return int8_product(rows.float(), self.values, self.scale)
+        if torch.compiler.is_compiling() and len(rows) <= FEW_ROWS:
+            return torch.stack([product(row, self.values) * self.scale for row in rows])
         return nn.functional.linear(rows, self.values.to(rows.dtype)).float() * self.scale
 
 
@@ -202,7 +205,7 @@ def quantize_draft(draft: PreTrainedModel, dtype: str = "int8") -> PreTrainedMod
 
     - ``"int8"``: each row of a weight has one scale, max|w| / 127. On x86 CPUs the inputs are rounded to 8 bits, too,
       one scale per token; on CUDA a kernel reads the rounded weights; elsewhere, and for more than 16 tokens, they are
-      widened for every product. Compiled, no more is read either.
+      widened for every product. Compiled, up to 8 tokens read no more either.
     - ``"int4"``, on CPUs only: 16 levels for each group of 32 weights; int8 in layers whose sizes don't fit.
 
     The given draft is unchanged. The new one shares its embeddings and norms, so ``draft = quantize_draft(draft)``

@@ -77,7 +77,7 @@ def test_errors_stay_within_half_a_step_of_weights_and_inputs(monkeypatch, kind,
         ("cuda", 1, False, {"CUDA"}, True),
         ("cuda", 16, False, {"CUDA"}, True),
         ("cuda", 17, False, {"CUDA"}, False),
-        ("cuda", 1, True, {"CUDA"}, False),  # the compiler fuses the widening
+        ("cuda", 1, True, {"CUDA"}, False),  # the compiler fuses the widening: see test_few_rows
         ("cuda", 1, False, set(), False),  # an older torch
         ("xpu", 1, False, {"CUDA"}, False),
         ("cpu", 1, False, {"CPU", "CUDA"}, False),  # x86 has a layer of its own, which is faster

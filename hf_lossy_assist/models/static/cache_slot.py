@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable, Hashable
+from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import Any
 
@@ -22,6 +23,13 @@ _MOST_IDLE = 2
 _ROOMIEST = 4
 
 
+@dataclass
+class GraphMemory:
+    """What the graphs of one cache calculate in: never two at a time, so one ``pool`` of the device's is enough."""
+
+    pool: Any = None
+
+
 class StaticCacheSlot:
     """A static cache that holds ``filled`` tokens, and writes the next ones after them.
 
@@ -35,6 +43,7 @@ class StaticCacheSlot:
         self.rows = rows
         self.warm: set[Hashable] = set()
         self.graphs: dict[Hashable, Any] = {}
+        self.memory = GraphMemory()
         self.weights: Hashable = None  # those that the graphs read
         self._layers = [layer for layer in cache.layers if isinstance(layer, StaticLayer)]
         self.capacity = min(layer.max_cache_len for layer in self._layers)
@@ -107,6 +116,7 @@ class StaticCacheSlot:
     def forget_forwards(self) -> None:
         """Forget what was compiled or recorded on this memory; graphs refer to the cache, and so would keep it."""
         self.graphs.clear()
+        self.memory = GraphMemory()  # torch takes no pool again whose graphs are gone
         self.warm.clear()
 
     def clear(self) -> None:

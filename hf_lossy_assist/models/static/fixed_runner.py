@@ -127,8 +127,8 @@ class FixedRunner(ModelRunner):
         """Return what shapes a forward, besides its width."""
 
     @abstractmethod
-    def _body(self, of_tree: bool, decorated: bool) -> Callable[..., tuple[Tensor, ...]]:
-        """Return what is prepared of a forward; ``decorated`` keeps transformers' decorators."""
+    def _body(self, model: nn.Module, of_tree: bool, decorated: bool) -> Callable[..., tuple[Tensor, ...]]:
+        """Return what is prepared of a forward of ``model``; ``decorated`` keeps transformers' decorators."""
 
     @abstractmethod
     def _around(self, body: Callable[..., tuple[Tensor, ...]]) -> Callable[..., Any]:
@@ -153,10 +153,10 @@ class FixedRunner(ModelRunner):
             slot.forget_forwards()
             slot.weights = weights
 
-        prepared, part = (partial(x, self.model, slot) for x in (how.prepared, how.part))
+        prepared, part = partial(how.prepared, slot), partial(how.part, self.model, slot)
         for of_tree, width in sorted({*((False, x) for x in shapes.widths), *((True, x) for x in shapes.trees)}):
             key = of_tree, width, self._kind(of_tree)
-            body = partial(part, key, partial(self._body, of_tree, how.decorated))
+            body = partial(part, key, partial(self._body, of_tree=of_tree, decorated=how.decorated))
             self.fixed[of_tree, width] = self._around(prepared(key, body))
             keys[str(width)], trials[str(width)] = key, partial(self._trial, of_tree, width)
         if length := shapes.drafts:
@@ -166,7 +166,7 @@ class FixedRunner(ModelRunner):
             self.chain = WholeDraft(prepared(key, body), length, slot.rows, choice)
             keys[f"drafts of {length}"] = key
             waits = torch.ones(slot.rows, length, choice.drawn, device=self.device) if choice.drawn else None
-            alone = WholeDraft(drafting(True, lambda name, make: make()), length, slot.rows, choice)
+            alone = WholeDraft(drafting(True, lambda name, make: make(self.model)), length, slot.rows, choice)
             trials[f"drafts of {length}"] = lambda eager: self._trial_draft(alone if eager else self.chain, waits)
         self.recorded = how.records
         self._warm_up({name: (how.key, key) for name, key in keys.items()}, trials, how.title)

@@ -24,7 +24,11 @@ from ...compat import CACHE, cache_of
 from ...errors import LossyUnsupportedError, warn_once
 from .cache_slot import StaticCacheSlot
 
-Make = Callable[[], Callable[..., Any]]
+Make = Callable[[Any], Callable[..., Any]]
+"""Makes a function that runs a model, or one like it."""
+
+TUNING = {"cuda": {"coordinate_descent_tuning": True, "combo_kernels": True}}
+"""By type of device, what Inductor is asked for where the user asks for nothing: fewer and larger kernels."""
 
 _forwards: weakref.WeakKeyDictionary[nn.Module, dict[Hashable, Any]] = weakref.WeakKeyDictionary()
 _lock = threading.RLock()
@@ -44,21 +48,26 @@ def decoder_layers(model: PreTrainedModel) -> tuple[str, nn.ModuleList] | None:
 
 
 def with_decoder_forward(model: PreTrainedModel, forward: Callable[..., Any]) -> PreTrainedModel:
-    """Return a model like ``model`` whose decoder runs ``forward``; nothing is written to ``model``.
+    """Return a model like ``model`` whose decoder runs ``forward``; nothing is written to ``model``."""
+    decoder = shallow(model.get_decoder())
+    decoder.__dict__["forward"] = forward
+    return with_decoder(model, decoder)
+
+
+def with_decoder(model: PreTrainedModel, decoder: nn.Module) -> PreTrainedModel:
+    """Return a model like ``model`` with another ``decoder``; nothing is written to ``model``.
 
     Parameters, buffers, other modules and all hooks are shared. So the model still applies its head, soft-capping or
     scaling, and hooks on decoder or head still run.
     """
-    decoder, path = model.get_decoder(), path_to_decoder(model)
-    if path is None:
+    if (path := path_to_decoder(model)) is None:
         raise LossyUnsupportedError(f"{type(model).__name__} has no decoder of its own")
     top = part = shallow(model)
     *parents, last = path.split(".")
     for name in parents:
         part._modules[name] = shallow(part._modules[name])
         part = part._modules[name]
-    part._modules[last] = shallow(decoder)
-    part._modules[last].__dict__["forward"] = forward
+    part._modules[last] = decoder
     return top
 
 
@@ -133,7 +142,7 @@ class Compiling:
         self.options = options | {"dynamic": bool(options["dynamic"])} | ({"mode": None} if options["options"] else {})
         self.key = repr(sorted(self.options.items(), key=lambda item: item[0]))
 
-    def prepared(self, model: nn.Module, slot: StaticCacheSlot, key: Hashable, make: Make) -> Callable[..., Any]:
+    def prepared(self, slot: StaticCacheSlot, key: Hashable, make: Callable[[], Any]) -> Callable[..., Any]:
         """Return what ``make`` makes: its parts are compiled."""
         return make()
 
@@ -147,8 +156,25 @@ class Compiling:
         with _lock:
             mine = _forwards.setdefault(model, {})
             if key not in mine:
-                mine[key] = torch.compile(_own_code(make(), type(model).__name__), **self.options)
+                mine[key] = self._made(model, make)
             return mine[key]
+
+    def _made(self, model: nn.Module, make: Make) -> Callable[..., Any]:
+        return self._compiled(make(model), model)
+
+    def _compiled(self, function: Callable[..., Any], model: nn.Module) -> Callable[..., Any]:
+        options = self.options | ({"mode": None, "options": TUNING[model.device.type]} if self._tunes(model) else {})
+        return torch.compile(_own_code(function, type(model).__name__), **options)
+
+    def _tunes(self, model: nn.Module) -> bool:
+        """Tell whether the compiler gets options that the user has not given."""
+        plain = self.options["mode"] in (None, "default") and not self.options["options"]
+        return plain and self.options["backend"] == "inductor" and model.device.type in TUNING
+
+    def tuned(self, model: nn.Module) -> bool:
+        """Tell whether the compiler tunes kernels of its own for products of few rows."""
+        given = self.options["options"] or {}
+        return model.device.type in TUNING and (self._tunes(model) or bool(given.get("coordinate_descent_tuning")))
 
 
 def whole(model: PreTrainedModel, decorated: bool) -> Callable[..., Any]:

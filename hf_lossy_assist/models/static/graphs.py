@@ -5,17 +5,23 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Hashable
 from copy import copy
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers import CompileConfig
 
-from .cache_slot import StaticCacheSlot
-from .forwards import Compiling, Make
+from ...compat import close_pool
+from .cache_slot import GraphMemory, StaticCacheSlot
+from .forwards import Make
+from .layerwise import compiling
 
-Recorder = Callable[[Callable[[], Any], torch.device], tuple[Callable[[], None], Any]]
-"""Runs a function on a device, and returns what runs it again, and its output, which each run overwrites."""
+Recorder = Callable[[Callable[[], Any], torch.device, GraphMemory], tuple[Callable[[], None], Any]]
+"""Runs a function on a device, and returns what runs it again, and its output, which each run overwrites.
+
+Runs of other functions in the same memory may overwrite it, too.
+"""
 
 _WARM_UPS = 2
 _MOST_GRAPHS = 16  # on one cache
@@ -27,12 +33,13 @@ class Graph:
     """A function of tensors of fixed shapes, recorded in its first run.
 
     Later runs copy their tensors to where the recorded kernels read them, and launch these as one. What is not a tensor
-    stays as it was. Each run overwrites the output of the one before.
+    stays as it was. Each run overwrites the output of the one before, and may overwrite those of others in ``memory``.
     """
 
-    def __init__(self, body: Callable[..., Any], recorder: Recorder) -> None:
+    def __init__(self, body: Callable[..., Any], recorder: Recorder, memory: GraphMemory) -> None:
         self.body = body
         self.recorder = recorder
+        self.memory = memory
         self._own: dict[Any, Any] | None = None
         self._given: dict[Any, Any] = {}
 
@@ -42,7 +49,8 @@ class Graph:
             own = {name: _cloned(x) for name, x in inputs.items()}
             device = next(x.device for x in own.values() if isinstance(x, Tensor))
             first, others = [own[i] for i in range(len(args))], {name: own[name] for name in named}
-            self._replay, self._output = self.recorder(lambda: self.body(*first, **others), device)
+            run = partial(self.body, *first, **others)
+            self._replay, self._output = self.recorder(run, device, self.memory)
             self._own = own
         for name, given in inputs.items():
             if given is not self._given.get(name):
@@ -76,18 +84,18 @@ class Recording:
     def __init__(self, recorder: Recorder) -> None:
         self.recorder = recorder
 
-    def prepared(self, model: nn.Module, slot: StaticCacheSlot, key: Hashable, make: Make) -> Graph:
+    def prepared(self, slot: StaticCacheSlot, key: Hashable, make: Callable[[], Any]) -> Graph:
         """Return the graph of what ``make`` makes; ``key`` tells it from others of this cache."""
         key = self.key, key
         if key not in slot.graphs:
             if len(slot.graphs) >= _MOST_GRAPHS:
                 slot.forget_forwards()
-            slot.graphs[key] = Graph(slot.recorded(make()), self.recorder)
+            slot.graphs[key] = Graph(slot.recorded(make()), self.recorder, slot.memory)
         return slot.graphs[key]
 
     def part(self, model: nn.Module, slot: StaticCacheSlot, key: Hashable, make: Make) -> Callable[..., Any]:
         """Return what ``make`` makes, a part of a graph."""
-        return make()
+        return make(model)
 
 
 class CompiledRecording(Recording):
@@ -101,7 +109,7 @@ class CompiledRecording(Recording):
         config.mode = _WITHOUT_GRAPHS.get(config.mode, config.mode)
         if config.options:
             config.options = {**config.options, "triton.cudagraphs": False}
-        self.compiling = Compiling(config)
+        self.compiling = compiling(config)
         self.key, self.title, self.part = (self.key, self.compiling.key), self.compiling.title, self.compiling.part
 
 
@@ -114,8 +122,8 @@ def weights_of(model: nn.Module) -> Hashable:
 _recording = threading.Lock()  # torch has one capture at a time
 
 
-def cuda_graph(body: Callable[[], Any], device: torch.device) -> tuple[Callable[[], None], Any]:
-    # Each graph has memory of its own, so that threads may run theirs at the same time.
+def cuda_graph(body: Callable[[], Any], device: torch.device, memory: GraphMemory) -> tuple[Callable[[], None], Any]:
+    # Each cache has memory of its own, so that threads may run their graphs at the same time.
     with _recording, torch.cuda.device(device):
         side, current = torch.cuda.Stream(), torch.cuda.current_stream()
         side.wait_stream(current)
@@ -123,10 +131,15 @@ def cuda_graph(body: Callable[[], Any], device: torch.device) -> tuple[Callable[
             for _ in range(_WARM_UPS):  # libraries and allocators set themselves up
                 body()
         current.wait_stream(side)
+        memory.pool = memory.pool or torch.cuda.graph_pool_handle()
         graph = torch.cuda.CUDAGraph()
-        # The outer stream is set again in the end, since a capture that fails would leave its own in use.
-        with torch.cuda.stream(current), torch.cuda.graph(graph, capture_error_mode="thread_local"):
-            output = body()
+        try:
+            # The outer stream is set again in the end, since a capture that fails would leave its own in use.
+            with torch.cuda.stream(current), torch.cuda.graph(graph, memory.pool, capture_error_mode="thread_local"):
+                output = body()
+        except BaseException:
+            close_pool(torch.cuda.current_device(), memory.pool)
+            raise
     return graph.replay, output
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import pad
 from transformers import PreTrainedModel
 
@@ -43,7 +44,7 @@ class StaticCacheRunner(FixedRunner):
         self._cache_name = cache_name(model)
         self.carried = {**carried, self._cache_name: slot.cache}
         self.copies_cache = False  # whether the caller gets a dynamic copy of the cache in the end
-        self._eager = model if slot.rows == 1 and not reads else self._around(self._body(False, True))
+        self._eager = model if slot.rows == 1 and not reads else self._around(self._body(model, False, True))
         mask, positions = carried.get("attention_mask"), carried.get("position_ids")
         if mask is None and slot.rows > 1:  # rows will be padded
             mask = torch.ones(slot.rows, 1, dtype=torch.long)
@@ -66,15 +67,15 @@ class StaticCacheRunner(FixedRunner):
     def _kind(self, of_tree: bool) -> Hashable:
         return "tree" if of_tree else "none" if self._padding is None else "padding", self.reads
 
-    def _body(self, of_tree: bool, decorated: bool) -> Callable[..., tuple[Tensor, ...]]:
-        return states_of(self.model, self.reads, decorated)
+    def _body(self, model: nn.Module, of_tree: bool, decorated: bool) -> Callable[..., tuple[Tensor, ...]]:
+        return states_of(model, self.reads, decorated)
 
     def _around(self, body: Callable[..., tuple[Tensor, ...]]) -> FixedForward:
         return FixedForward(with_decoder_forward(self.model, DecoderForward(body, self.slot.rows)))
 
     def _drafting(self, length: int, choice: TokenChoice, decorated: bool, prepare: Prepare) -> Callable[..., Any]:
         # Only forwards are compiled, which takes a minute; a choice's settings come and go.
-        first, later = (prepare(n, lambda: whole(self.model, decorated)) for n in (2, 1))
+        first, later = (prepare(n, partial(whole, decorated=decorated)) for n in (2, 1))
 
         def body(input_ids: Tensor, position_ids: Tensor, waits: Tensor | None, **inputs: Any) -> tuple[Tensor, Tensor]:
             # Also where the last draft was not kept whole, the token before the newest is read: so there is one shape.
@@ -98,7 +99,7 @@ class StaticCacheRunner(FixedRunner):
             self._padding = padding
 
     def _trial(self, of_tree: bool, width: int, eager: bool) -> Tensor:
-        rows, self.seen, tree = self.slot.rows, int(of_tree), None
+        rows, self.seen, tree = self.slot.rows, min(1, self.slot.filled), None
         if of_tree:
             nodes = torch.ones(rows, width, width, dtype=torch.bool, device=self.device).tril()
             tree = self._tree(1, nodes, torch.arange(1, width + 1, device=self.device).expand(rows, -1))
@@ -107,7 +108,7 @@ class StaticCacheRunner(FixedRunner):
 
     def _trial_draft(self, draft: WholeDraft, waits: Tensor | None) -> Tensor:
         tokens = torch.zeros(self.slot.rows, 2, dtype=torch.long, device=self.device)
-        return self._drafted(draft, tokens, self._positions[:, : draft.length + 1], 0, waits)[1]
+        return self._drafted(draft, tokens, self._positions[:, 1 : draft.length + 2], 1, waits)[1]
 
     def run(self, text: Tensor, keep: int, overrides: Mapping[str, Any] = MappingProxyType({})) -> Any:
         return self._forward(text[:, self.seen :].to(self.device), keep)
@@ -135,7 +136,8 @@ class StaticCacheRunner(FixedRunner):
 
     def _forward(self, tokens: Tensor, keep: int, tree: dict[str, Any] | None = None, eager: bool = False) -> Any:
         start, count, slot = self.seen, tokens.shape[1], self.slot
-        width = None if eager else self._width(tree is not None, start, count)
+        # At the first position, transformers makes no mask; later it does, and forwards are prepared for that.
+        width = None if eager or not start else self._width(tree is not None, start, count)
         self.seen, self.sent = start + count, tokens.numel()
         inputs = self._inputs(tokens, start, count, keep, count if width is None else width, tree)
         self._go_to(start, self.recorded and width is not None)

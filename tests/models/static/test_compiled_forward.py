@@ -7,7 +7,6 @@ import gc
 import re
 import warnings
 import weakref
-from functools import partial
 
 import pytest
 import torch
@@ -101,7 +100,7 @@ def test_texts_that_grow_are_compiled_for_three_lengths_of_caches(backend):
 def test_where_torch_gives_up_a_warning_says_so():
     with torch._dynamo.config.patch(recompile_limit=1):
         model, how = tiny(), Compiling(CompileConfig(backend="eager"))
-        states = how.part(model, slot_of(model), "any width", lambda: states_of(model))
+        states = how.part(model, slot_of(model), "any width", states_of)
         states(input_ids=prompt(2))
         with pytest.warns(UserWarning, match="torch no longer compiles the forwards of LlamaForCausalLM"):
             states(input_ids=prompt(3))
@@ -121,7 +120,7 @@ def test_nothing_is_written_to_the_models(pair, backend):
 
 def test_programs_and_caches_go_with_the_model(backend):
     target = tiny("llama")
-    Compiling(CompileConfig(backend=backend)).part(target, slot_of(target), 3, partial(states_of, target))
+    Compiling(CompileConfig(backend=backend)).part(target, slot_of(target), 3, states_of)
     give_back(target, slot_of(target))
     gone = weakref.ref(target)
     del target

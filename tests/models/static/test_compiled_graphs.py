@@ -57,7 +57,7 @@ def test_what_is_compiled_records_no_graphs_of_its_own(given, expected, recorder
 
 
 def test_what_can_t_be_recorded_is_compiled(recorder, monkeypatch):
-    def refuses(body, device):
+    def refuses(body, device, memory):
         body()
         raise RuntimeError("operation not permitted when stream is capturing")
 

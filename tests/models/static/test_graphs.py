@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 import gc
 import warnings
 import weakref
+from unittest.mock import MagicMock
 
 import pytest
 import torch
@@ -16,8 +18,11 @@ from hf_lossy_assist import errors, last_stats
 from hf_lossy_assist.compat import CACHE
 from hf_lossy_assist.generation.prepared import Prepared
 from hf_lossy_assist.generation.runner_choice import _obstacle_to_recording
+from hf_lossy_assist.models.static import cache_slot
+from hf_lossy_assist.models.static import graphs as graph_recorders
+from hf_lossy_assist.models.static.cache_slot import GraphMemory
 from hf_lossy_assist.models.static.fixed_runner import _difference
-from hf_lossy_assist.models.static.graphs import RECORDERS, Graph
+from hf_lossy_assist.models.static.graphs import RECORDERS, Graph, cuda_graph
 from tests.acceptors.table import judge_head
 from tests.dflash_heads import SLIDING, random_dflash
 from tests.dflash_heads import trained_pair as dflash_pair
@@ -28,7 +33,7 @@ from tests.tiny_models import ARCHITECTURES, VOCAB, noisy_copy, padded, prompt, 
 
 
 def test_a_graph_reads_and_writes_in_place(recorder):
-    graph = Graph(lambda x, mask, by: ((x * by).masked_fill(mask["a"], 0),), recorder)
+    graph = Graph(lambda x, mask, by: ((x * by).masked_fill(mask["a"], 0),), recorder, GraphMemory())
     outputs = []
     for i in range(3):
         mask = torch.tensor([False, i == 2])
@@ -273,7 +278,7 @@ def test_a_model_that_could_not_be_recorded_is_not_tried_again(monkeypatch):
     errors.warn_once.cache_clear()
     tries = []
 
-    def failing(body, device):
+    def failing(body, device, memory):
         tries.append(device)
         raise RuntimeError("the stream is capturing")
 
@@ -292,10 +297,10 @@ def test_memory_that_was_short_once_is_asked_for_again(monkeypatch):
     failing = [torch.OutOfMemoryError("CUDA out of memory")]
 
     class ShortOnce(Recorder):
-        def __call__(self, body, device):
+        def __call__(self, body, device, memory):
             if failing:
                 raise failing.pop()
-            return super().__call__(body, device)
+            return super().__call__(body, device, memory)
 
     recorder = record(monkeypatch, ShortOnce())
     models = llamas()
@@ -304,6 +309,65 @@ def test_memory_that_was_short_once_is_asked_for_again(monkeypatch):
         expected = generated(*models)
     assert generated(*models).tolist() == expected.tolist()
     assert recorder.replays
+
+
+def test_graphs_of_one_cache_share_its_memory(recorder, default_ends):
+    """The recorder ruins the outputs of others in it; a new setting's graphs stay in it, too."""
+    target, draft = llamas()
+    for temperature in (0.8, 0.5):
+        recorder.replays = 0
+        eager, graphs = both(recorder, target, draft, do_sample=True, temperature=temperature)
+        assert torch.equal(eager, graphs)
+    (_, of_target), (_, of_draft) = cache_slot._idle[target][0], cache_slot._idle[draft][0]
+    assert of_target.memory.pool is not of_draft.memory.pool
+    assert len(of_target.memory.pool) == len(of_target.graphs)
+    assert len(of_draft.memory.pool) == len(of_draft.graphs) == 2  # the forwards over one token and two
+    of_draft.forget_forwards()
+    assert of_draft.memory.pool is None
+
+
+@pytest.mark.parametrize("fault", ["the capture", "the code", None])
+def test_a_failed_capture_leaves_no_pool_open(fault, monkeypatch):
+    """By what torch does: a capture that was invalidated raises before it closes its pool."""
+    opened, closed, released = [], [], []
+
+    class Capture(contextlib.nullcontext):
+        def __init__(self, graph, pool, capture_error_mode):
+            self.pool = pool
+
+        def __enter__(self):
+            opened.append(self.pool)
+
+        def __exit__(self, *error):
+            if fault == "the capture":
+                raise RuntimeError("operation failed due to a previous error during capture")
+            opened.remove(self.pool)
+
+    def end(device, pool):
+        if pool not in opened:
+            raise RuntimeError("not currently recording to this pool")
+        opened.remove(pool)
+        closed.append((device, pool))
+
+    cuda = {"device": contextlib.nullcontext, "stream": contextlib.nullcontext, "Stream": MagicMock}
+    cuda |= {"current_stream": MagicMock, "current_device": lambda: 0, "graph_pool_handle": lambda: (0, 7)}
+    for name, value in cuda.items() | {"CUDAGraph": MagicMock, "graph": Capture}.items():
+        monkeypatch.setattr(torch.cuda, name, value)
+    monkeypatch.setattr(torch._C, "_cuda_endAllocateToPool", end, raising=False)
+    monkeypatch.setattr(torch._C, "_cuda_releasePool", lambda *pool: released.append(pool), raising=False)
+    runs = []
+
+    def body():
+        runs.append(0)
+        if fault and len(runs) > graph_recorders._WARM_UPS:
+            raise ValueError("the code")
+
+    memory = GraphMemory()
+    with pytest.raises((RuntimeError, ValueError)) if fault else contextlib.nullcontext():
+        cuda_graph(body, torch.device("cuda", 0), memory)
+    assert not opened
+    assert closed == released == ([(0, (0, 7))] if fault == "the capture" else [])
+    assert memory.pool == (0, 7)
 
 
 def test_a_draft_is_freed_with_its_graphs(recorder):

@@ -1,0 +1,245 @@
+"""One layer of each kind is compiled, and gives the texts of the whole model."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+
+import pytest
+import torch
+from torch import nn
+from transformers import CompileConfig, GPT2Config, GPT2LMHeadModel, GptOssConfig, GptOssForCausalLM
+from transformers.models.llama.modeling_llama import LlamaDecoderLayer
+
+from hf_lossy_assist.compat import CACHE
+from hf_lossy_assist.models import few_rows
+from hf_lossy_assist.models.few_rows import FEW_ROWS
+from hf_lossy_assist.models.static.cache_slot import StaticCacheSlot, new_static_cache
+from hf_lossy_assist.models.static.forwards import TUNING, Compiling, states_of
+from hf_lossy_assist.models.static.layerwise import CompilingLayers, compiling, layer_kinds_of
+from tests.eagle3_heads import trained_pair
+from tests.graphs import EAGER, Backend, both
+from tests.tiny_models import ARCHITECTURES, VOCAB, noisy_copy, padded, prompt, tiny
+
+FEWER = TUNING["cuda"]
+SHAPES = 3  # the target's γ + 1 tokens, and the draft's two and one
+KINDS = dict.fromkeys(ARCHITECTURES, 1) | {"gemma3": 2, "gpt_oss": 2, "llama of 12 layers": 1, "gemma3 of 12 layers": 2}
+
+
+def gpt_oss():
+    """Mixed attention, sinks, and experts."""
+    torch.manual_seed(0)
+    config = GptOssConfig(
+        vocab_size=VOCAB, hidden_size=32, intermediate_size=16, num_hidden_layers=4, num_attention_heads=4,
+        num_key_value_heads=2, head_dim=8, num_local_experts=4, num_experts_per_tok=2, sliding_window=8,
+        max_position_embeddings=256, initializer_range=0.2, bos_token_id=1, eos_token_id=2, pad_token_id=0,
+        rope_parameters={"rope_type": "default", "rope_theta": 1e4},
+    )  # fmt: skip
+    return GptOssForCausalLM(config).eval()
+
+
+def deep(architecture: str, layers: int = 12):
+    config = copy.deepcopy(tiny(architecture).config)
+    config.num_hidden_layers = layers
+    if getattr(config, "layer_types", None):
+        config.layer_types = (["sliding_attention"] * 2 + ["full_attention"]) * (layers // 3)
+    torch.manual_seed(1)
+    return type(tiny(architecture))(config).eval()
+
+
+def model_of(name: str):
+    name, *more = name.split(" of ")
+    return deep(name) if more else gpt_oss() if name == "gpt_oss" else tiny(name)
+
+
+def texts(target, draft, backend, fullgraph=False, **kwargs):
+    """Return the texts of forwards one by one, and compiled."""
+    kwargs = {"input_ids": prompt(9), "do_sample": False, "eos_token_id": None} | kwargs
+    kwargs |= {} if draft is None else {"num_assistant_tokens": 4}
+    config, found = CompileConfig(backend=backend, fullgraph=fullgraph), []
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message=".*(no effect|no longer compiles)")
+        for more in (EAGER, {"compile": True}):
+            settings = {"lossy_mode": "lossless", "lossy_config": {"seed": 3} | more, "compile_config": config}
+            found.append(target.generate(assistant_model=draft, **settings, max_new_tokens=24, **kwargs))
+    return found
+
+
+@pytest.mark.parametrize("architecture", [name for name in KINDS if name not in ("llama", "gemma3")])
+def test_as_many_graphs_as_kinds_of_layers(architecture):
+    target, backend = model_of(architecture), Backend()
+    with torch._dynamo.config.patch(recompile_limit=1):  # nothing is compiled twice
+        eager, compiled = texts(target, noisy_copy(target), backend)
+    assert torch.equal(eager, compiled)
+    assert backend.graphs == KINDS[architecture] * SHAPES
+
+
+@pytest.mark.parametrize(
+    ("case", "config"),
+    [
+        (padded() | {"do_sample": True, "temperature": 0.8}, {}),
+        (padded(), {"tree": {"depth": 3, "top_k": 2, "nodes": 8}}),
+    ],
+)
+def test_batches_draws_and_trees(case, config, recorder, monkeypatch):
+    """Compiled and recorded, with products of one row each, and heads that attend together: as on CUDA."""
+    monkeypatch.setitem(TUNING, "cpu", FEWER)
+    target = tiny("gemma3")
+    compiled = CompileConfig(backend=Backend(), options={"coordinate_descent_tuning": True})
+    eager, graphs = both(
+        recorder, target, noisy_copy(target), config, {"compile": True}, compile_config=compiled, **case
+    )
+    assert torch.equal(eager, graphs)
+
+
+def test_a_target_whose_states_are_read_between_its_layers():
+    """EAGLE-3 reads three; the head has one layer, and is compiled whole: its two shapes, and a token's logits."""
+    target, head = trained_pair("llama")
+    backend = Backend()
+    assert torch.equal(*texts(target, head, backend))
+    assert backend.graphs == 1 + 3
+
+
+def test_one_graph_is_made_of_the_whole_model_where_that_is_asked_for():
+    target, backend = tiny("gemma3"), Backend()
+    assert torch.equal(*texts(target, noisy_copy(target), backend, fullgraph=True))
+    assert backend.graphs == SHAPES
+    assert type(compiling(None)) is CompilingLayers
+    assert type(compiling(CompileConfig(fullgraph=True))) is Compiling
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_heads_that_share_keys_attend_together(threads, monkeypatch):
+    """Keys are not copied for each head, unless threads of a CPU would have nothing to do."""
+    target, shapes = tiny("llama"), []
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+
+    def backend(graph, inputs, **options):
+        for node in graph.graph.nodes:
+            if "scaled_dot_product" in str(node.target):
+                shapes.append(tuple(node.args[1].meta["example_value"].shape[:2]))
+        return graph.forward
+
+    before = target.config._attn_implementation
+    assert torch.equal(*texts(target, None, backend, prompt_lookup_num_tokens=3, input_ids=prompt(6).repeat(1, 3)))
+    heads = target.config.num_key_value_heads if threads == 1 else target.config.num_attention_heads
+    assert set(shapes) == {(1, heads)}
+    assert target.config._attn_implementation == before == "sdpa"
+
+
+@pytest.mark.parametrize(
+    ("given", "expected", "splits"),
+    [
+        ({"mode": "default"}, {"mode": None, "options": FEWER}, True),
+        ({"mode": "max-autotune-no-cudagraphs"}, {"mode": "max-autotune-no-cudagraphs", "options": None}, False),
+        ({"options": {"epilogue_fusion": True}}, {"mode": None, "options": {"epilogue_fusion": True}}, False),
+        ({"options": {"coordinate_descent_tuning": True}}, {"options": {"coordinate_descent_tuning": True}}, True),
+        ({"mode": "default", "backend": "aot_eager"}, {"mode": "default", "options": None}, False),
+    ],
+)
+@torch.no_grad()
+def test_what_inductor_is_asked_for_and_whose_products_are_of_one_row(given, expected, splits, monkeypatch):
+    """On a device whose kernels are tuned, unless the user asks for something else."""
+    target, asked, rows = tiny("llama"), [], []
+    slot, how = StaticCacheSlot(new_static_cache(target, 64)), CompilingLayers(CompileConfig(**given))
+    before = {name: module.weight for name, module in target.named_modules() if type(module) is nn.Linear}
+    monkeypatch.setattr(torch, "compile", lambda function, **options: asked.append(options) or function)
+    assert not how.tuned(target)  # on a CPU
+    monkeypatch.setitem(TUNING, "cpu", FEWER)
+    own = few_rows.product
+    monkeypatch.setattr(few_rows, "product", lambda row, weight: rows.append(weight) or own(row, weight))
+    states = how.part(target, slot, 3, states_of)
+    assert [{name: options[name] for name in expected} for options in asked] == [expected]
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="torch no longer compiles")  # it never did
+        for length in (FEW_ROWS + 1, 3):
+            got = states(input_ids=prompt(length), use_cache=True, **{CACHE: slot.cache})[0]
+            slot.clear()
+            torch.testing.assert_close(got, target.model(prompt(length)).last_hidden_state)
+    assert len(rows) == 3 * (len(before) - 1) * splits  # all but the LM head
+    assert before == {name: module.weight for name, module in target.named_modules() if type(module) is nn.Linear}
+
+
+def test_inductor_takes_these_options():
+    torch.compile(prompt, backend="inductor", mode=None, options=FEWER)  # which would refuse others
+
+
+class Numbered(LlamaDecoderLayer):
+    """Reads its own number."""
+
+    def forward(self, hidden_states, *args, **kwargs):
+        return super().forward(hidden_states * (1 + self.self_attn.layer_idx), *args, **kwargs)
+
+
+def numbered():
+    model = tiny("llama")
+    for layer in model.model.layers:
+        layer.__class__ = Numbered
+    return model
+
+
+def scaled():
+    """Each of its layers is scaled by its number: there are as many kinds as layers."""
+    torch.manual_seed(0)
+    sizes = {"vocab_size": VOCAB, "n_embd": 32, "n_layer": 5, "n_head": 4, "n_positions": 256}
+    return GPT2LMHeadModel(GPT2Config(**sizes, scale_attn_by_inverse_layer_idx=True, initializer_range=0.2)).eval()
+
+
+def replaced():
+    model = tiny("llama")
+    model.model.layers[1].mlp.forward = model.model.layers[1].mlp.forward
+    return model
+
+
+def adapted():
+    model = tiny("llama")
+    model.model.layers[1].mlp.active_adapters = ["default"]
+    return model
+
+
+@pytest.mark.parametrize("model", [numbered, scaled, replaced, adapted])
+def test_layers_that_can_t_be_run_apart(model):
+    assert layer_kinds_of(tiny("llama")) is not None
+    assert layer_kinds_of(model()) is None
+
+
+def test_a_model_whose_layers_can_t_be_run_apart_is_compiled_whole():
+    target, backend = numbered(), Backend()
+    assert torch.equal(*texts(target, None, backend, prompt_lookup_num_tokens=3))
+    assert backend.graphs == 1
+
+
+def through_adapters(target):
+    target.model.layers[0].mlp._disable_adapters = True
+
+
+def by_mode(target):
+    target.model.layers[0].self_attn.train()
+
+
+def by_attention(target):
+    target.set_attn_implementation("eager")
+
+
+@pytest.mark.parametrize("change", [through_adapters, by_mode, by_attention])
+def test_changed_layers_are_copied_anew(change, monkeypatch):
+    target, compiled = tiny("llama"), []
+    slot, how = StaticCacheSlot(new_static_cache(target, 64)), CompilingLayers(None)
+    monkeypatch.setattr(torch, "compile", lambda function, **_: compiled.append(function) or function)
+    for times in (1, 1):
+        how.part(target, slot, 3, states_of)
+        assert len(compiled) == times
+    change(target)
+    how.part(target, slot, 3, states_of)
+    assert len(compiled) > 1
+
+
+def test_hooks_on_layers_run():
+    target, seen = tiny("llama"), []
+    target.model.layers[1].register_forward_hook(lambda *_: seen.append(1))
+    slot, how = StaticCacheSlot(new_static_cache(target, 64)), CompilingLayers(CompileConfig(backend="eager"))
+    states = how.part(target, slot, 3, states_of)
+    seen.clear()
+    with torch.no_grad():
+        states(input_ids=prompt(3), use_cache=True, **{CACHE: slot.cache})
+    assert seen == [1]
