@@ -312,7 +312,7 @@ class Advising:
             made = partial(decided, *given, self._processors(prompt), self.temperature is not None)
             found.append(self._stored(prompt, ids, name, made))
         padded = (
-            torch.nn.utils.rnn.pad_sequence([text[key] for text in found], batch_first=True).double().numpy()
+            torch.nn.utils.rnn.pad_sequence([text[key] for text in found], batch_first=True)[..., None].double().numpy()
             for key in ("keep", "others", "nats")
         )
         return Acceptance(*padded), {}

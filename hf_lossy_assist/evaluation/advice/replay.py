@@ -65,7 +65,7 @@ class Walk:
 
 @dataclass(frozen=True, eq=False)
 class Acceptance:
-    """How a rule decides every position on its own, arrays ``(B, T)``."""
+    """How a rule decides every position on its own, arrays ``(B, T, K)`` as in :class:`TextLogits`."""
 
     keep: np.ndarray  # the probability that a drafted token is kept, given the text's own token
     others: np.ndarray  # the probability that it is, and the lossless rule would refuse it
@@ -80,12 +80,12 @@ class Acceptance:
 
         A greedy draft may ``end`` as :meth:`TextLogits.drafted` says. A ``run`` ends with the first token not kept.
         """
-        lengths, (rows, width) = laws.lengths.numpy(), self.keep.shape
-        real = np.arange(width + gamma) < lengths[:, None]
-        keep = np.where(real, np.pad(self.keep, ((0, 0), (0, gamma))), 0.0)
+        rows, width, steps = self.keep.shape
+        real = np.arange(width + gamma) < laws.lengths.numpy()[:, None]
         drafted = laws.drafted(gamma, end).numpy()
-        each = np.lib.stride_tricks.sliding_window_view(keep, gamma, axis=1)[:, :width]
-        each = np.where(np.arange(gamma) < drafted[..., None], each, 0.0)
+        each = laws.along(torch.from_numpy(self.keep), gamma).numpy()
+        inside = np.lib.stride_tricks.sliding_window_view(real, gamma, axis=1)[:, :width]
+        each = np.where(inside & (np.arange(gamma) < drafted[..., None]), each, 0.0)
         # reached[b, s, k]: the first k tokens of a draft from s on are kept.
         reached = np.concatenate([np.ones((rows, width, 1)), each.cumprod(-1)], axis=-1)
         exactly = reached - np.concatenate([reached[..., 1:], np.zeros((rows, width, 1))], axis=-1)
@@ -94,41 +94,41 @@ class Acceptance:
         for s in range(width):
             starts[:, s + 1 : s + gamma + 2] += starts[:, s, None] * exactly[:, s]
         starts = np.where(real, starts[:, : width + gamma], 0.0)[:, :width]
-        at = np.zeros((rows, width + gamma))  # the probability that a position's drafted token is kept
+        at = np.zeros((rows, width + gamma, steps))  # the probability that a position's drafted token is kept
         for k in range(gamma):
-            at[:, k : k + width] += starts * reached[..., k + 1]
+            at[:, k : k + width, min(k, steps - 1)] += starts * reached[..., k + 1]
         at = at[:, :width]
         share = np.divide(self.others, self.keep, out=np.zeros_like(self.others), where=self.keep > 0)
-        worst = np.where(at * share > 0.01, self.nats, 0.0).max(1)
+        worst = np.where(at * share > 0.01, self.nats, 0.0).max((1, 2))
         others = at * share
         if run:
             sizes = np.pad(np.einsum("bs,bsk->bk", starts, exactly), ((0, 0), (1, 0)))
         else:
             sizes = np.stack([(starts * (drafted == size)).sum(1) for size in range(gamma + 1)], axis=1)
-        return Walk(gamma, sizes, at.sum(1), others.sum(1), (others * self.nats).sum(1), worst)
+        return Walk(gamma, sizes, at.sum((1, 2)), others.sum((1, 2)), (others * self.nats).sum((1, 2)), worst)
 
 
 def greedy(rule: Acceptor, laws: TextLogits) -> Acceptance:
     """Return how a rule decides the draft's likeliest token at every position."""
-    p = torch.cat([laws.p, laws.p[:, -1:]], dim=1)
-    decision = decide(rule, Verification(laws.best, p, draft_logits=laws.q))
-    others = decision.keep & ~decision.lossless
-    return Acceptance(_array(decision.keep), _array(others), _array(_lost(laws.p, laws.best)))
+    p, q, best = (x.transpose(1, 2).flatten(0, 1) for x in (laws.p, laws.q, laws.best))  # a row of each step
+    decision = decide(rule, Verification(best, torch.cat([p, p[:, -1:]], dim=1), draft_logits=q))
+    found = decision.keep, decision.keep & ~decision.lossless, _lost(p, best)
+    return Acceptance(*(_array(x.unflatten(0, (len(laws.p), -1)).transpose(1, 2)) for x in found))
 
 
 def drawn(rule: Acceptor, laws: TextLogits) -> tuple[Acceptance, dict[str, float]]:
     """Return how a rule decides drawn tokens, each on its own, and its mean losses over all positions."""
     keep, others = np.zeros(laws.real.shape), np.zeros(laws.real.shape)
-    rows, columns = (x.numpy() for x in laws.real.nonzero(as_tuple=True))
+    real = [x.numpy() for x in laws.real.nonzero(as_tuple=True)]
     sums: dict[str, float] = {}
-    for start in range(0, len(rows), POSITIONS):
-        at = rows[start : start + POSITIONS], columns[start : start + POSITIONS]
+    for start in range(0, len(real[0]), POSITIONS):
+        at = tuple(x[start : start + POSITIONS] for x in real)
         law = emitted(rule, laws.p[at], laws.q[at])
         own = law.coupled(laws.written[at])
         keep[at], others[at] = _array(own), _array(own * law.lossy / law.kept.sum(-1).clamp(min=TINY))
         for name, values in law.losses().items():
             sums[name] = sums.get(name, 0.0) + float(values.sum())
-    losses = {name: total / len(rows) for name, total in sums.items()}
+    losses = {name: total / len(real[0]) for name, total in sums.items()}
     return Acceptance(keep, others, np.zeros_like(keep)), losses
 
 
@@ -232,7 +232,8 @@ def rounds(rule: Acceptor, laws: TextLogits, gamma: int, do_sample: bool = False
             tokens, u = drawn_with(p[:, :-1], q, spread.at(spread.written, start, gamma), randomness)
             numbers = Given(u)
         sure = (_at(q.softmax(-1), tokens).cumprod(-1) >= end).sum(-1) + 1
-        room = (spread.limit - start - 1).minimum(sure).clamp(0, gamma)
+        most = spread.at(spread.counts[..., None], start, 1)[:, 0]
+        room = (spread.limit - start - 1).minimum(sure).minimum(most).clamp(0, gamma)
         shape = Chain(gamma, tokens.device, None if (room == gamma).all() else room)
         v = Verification(tokens, p, draft_logits=q, do_sample=do_sample, randomness=numbers, shape=shape, charged=spent)
         decision = decide(rule, v)
@@ -366,7 +367,7 @@ def _at(values: Tensor, tokens: Tensor) -> Tensor:
 
 
 def _repeated(laws: TextLogits, copies: int) -> TextLogits:
-    fields = (laws.p, laws.q, laws.best, laws.written, laws.lengths)
+    fields = (laws.p, laws.q, laws.best, laws.written, laws.counts, laws.lengths)
     return TextLogits(*(x.repeat_interleave(copies, 0) for x in fields), limit=laws.limit)
 
 
