@@ -63,6 +63,8 @@ class DFlash(StoredHead):
         self.register_buffer("d2t", torch.zeros(drafted, dtype=torch.long) if some else None)
         self.scores = _Scores(config, self.lm_head, self.fc)
 
+    at_once = True
+
     @property
     def longest(self) -> int:
         return self.config.block_size - 1

@@ -19,6 +19,7 @@ class StateHead(nn.Module, ABC):
 
     title: str  # in errors, after "`assistant_model` is"
     width: int  # of the embeddings that it reads
+    at_once = False  # whether one forward drafts all tokens
 
     @property
     @abstractmethod

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
@@ -61,6 +62,23 @@ class Models:
     @property
     def only_looks_up(self) -> bool:
         return self.draft is None and self.lookup > 0
+
+    @property
+    def drafts_at_once(self) -> bool:
+        """Whether one forward of the draft gives all tokens of a round."""
+        return getattr(self.draft, "at_once", False)
+
+    @property
+    def longest(self) -> float:
+        """The most tokens of a draft."""
+        return getattr(self.draft, "longest", None) or math.inf
+
+    def drafting(self, gamma: int | str) -> dict[str, Any]:
+        """Return the keywords of ``generate()``, besides the draft, for drafts of ``gamma`` tokens."""
+        if gamma and self.only_looks_up:
+            return {"prompt_lookup_num_tokens": gamma}
+        first = {"prompt_lookup_num_tokens": self.lookup} if gamma and self.lookup else {}
+        return {"num_assistant_tokens": gamma, **first}
 
 
 @dataclass(frozen=True)
@@ -206,18 +224,15 @@ class DecodingMode:
         }
         if self.temperature is not None:
             keywords |= {"temperature": self.temperature, "top_k": 0, "top_p": self.top_p}
-        if self.gamma and models.only_looks_up:
-            keywords["prompt_lookup_num_tokens"] = self.gamma
-        elif self.gamma:
+        if self.gamma and not models.only_looks_up:
             keywords["assistant_model"] = models.draft
-            if models.lookup and self.rule is not None:  # transformers' loop would take only one of both
-                keywords["prompt_lookup_num_tokens"] = models.lookup
+        if self.rule is not None or (self.gamma and models.only_looks_up):  # transformers' loop takes only one of both
+            keywords |= models.drafting(self.gamma)
         if self.rule is None and self.settings.get("cache") == "static":
             keywords["cache_implementation"] = "static"
         if self.rule is not None:
             heads = {name: models.heads[name] for name in self.rules if name in models.heads} or self.head
             keywords |= {
-                **({} if self.gamma and models.only_looks_up else {"num_assistant_tokens": self.gamma}),
                 "lossy_config": {**self.settings, "seed": seed},
                 **({"lossy_head": heads} if heads else {}),
                 **({} if models.tokenizer is None else {"tokenizer": models.tokenizer}),

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -56,6 +56,7 @@ class TextLogits:
     counts: Tensor
     lengths: Tensor
     limit: int
+    alone: ClassVar[bool] = True  # whether a position can be decided without the rounds before
 
     @classmethod
     def of(cls, texts: Sequence[Mapping[str, Tensor]], limit: int) -> TextLogits:
@@ -103,6 +104,53 @@ class TextLogits:
         k = torch.arange(count)
         index = (start[:, None] + k).minimum(self.lengths[:, None] - 1)
         return values[torch.arange(len(values))[:, None], index, k.clamp(max=values.shape[2] - 1)]
+
+    @property
+    def by_draft(self) -> TextLogits:
+        """The laws of the draft, where it drafts."""
+        return self
+
+    def drafts(self, copies: int, gamma: int) -> Drafts:
+        """Begin drafts of up to ``gamma`` tokens, in so many copies of each text."""
+        names = ("p", "q", "best", "written", "counts", "lengths")
+        copied = {name: getattr(self, name).repeat_interleave(copies, 0) for name in names}
+        return Drafts(replace(self, **copied), gamma)
+
+
+class Drafts:
+    """The drafts of a walk, round by round, in all rows together.
+
+    Attributes
+    ----------
+    lengths
+        ``(B,)`` tokens of each row's text.
+    sizes, looked_up
+        ``(B, n + 1)`` rounds so far by the number of tokens that were drafted, and that were looked up instead.
+    """
+
+    def __init__(self, laws: TextLogits, gamma: int) -> None:
+        self.laws, self.gamma, self.lengths = laws, gamma, laws.lengths
+        self.sizes = torch.zeros(len(laws.lengths), gamma + 1, dtype=torch.float64)
+        self.looked_up = torch.zeros(len(laws.lengths), 1, dtype=torch.float64)
+
+    def after(self, start: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+        """Return p ``(B, n + 1, C)``, q ``(B, n, C)``, best and written ``(B, n)`` from ``start`` ``(B,)`` on.
+
+        The last ``(B,)`` is the most tokens that drafts have there.
+        """
+        laws = self.laws
+        most = laws.at(laws.counts[..., None], start, 1)[:, 0].clamp(max=self.gamma)
+        others = (laws.at(x, start, self.gamma) for x in (laws.q, laws.best, laws.written))
+        return laws.at(laws.p, start, self.gamma + 1), *others, most
+
+    def observe(self, drafted: Tensor, kept: Tensor, alive: Tensor) -> None:
+        """Note how many tokens each row has drafted and kept, if it is ``alive``."""
+        self.sizes += rounds_of(drafted, alive, self.sizes)
+
+
+def rounds_of(drafted: Tensor, counted: Tensor, sizes: Tensor) -> Tensor:
+    """Return one round of so many ``drafted`` tokens in each row that is ``counted``, like ``sizes``."""
+    return torch.nn.functional.one_hot(drafted, sizes.shape[1]) * counted[:, None]
 
 
 @torch.inference_mode()
