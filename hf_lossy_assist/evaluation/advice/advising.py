@@ -34,8 +34,8 @@ from ...store.folder import MANIFEST, write_json, write_whole
 from ...tasks import Task
 from ...values import Rule, bounded
 from ..answers import AnswerStore, read_plan
-from ..costs import GAMMAS as TIMED
 from ..costs import FREE, KEEP_ALL, Costs, merged, repeated_costs
+from ..costs import GAMMAS as TIMED
 from ..evaluation import Evaluation, Track, progress_bar
 from ..modes import EVERYTHING, DecodingMode, Models, parse_modes
 from ..requests import PromptBatch, PromptList, Prompts, run_request
