@@ -21,6 +21,7 @@ from ...acceptors import Acceptor
 from ...acceptors.base import AUTO
 from ...drafting.draft_ends import DEFAULT_NUM_TOKENS, LONGEST
 from ...drafting.lookup_first import price_of
+from ...drafting.per_row import missing
 from ...drafting.state_head import StateHead
 from ...errors import LossyError, LossyUnsupportedError, LossyValueError, need
 from ...generation.certificate import GENERATION_CONFIG
@@ -244,6 +245,8 @@ class Advising:
             rule = config.rule
             try:
                 self._call_of(mode)
+                if self.models.only_looks_up and "draft_probs" in rule.needs:
+                    raise missing("draft_probs", rule, "prompt lookup", "give a `draft`")
             except LossyError:
                 if self.modes:
                     raise

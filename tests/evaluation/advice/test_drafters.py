@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 from dataclasses import replace
 
@@ -11,8 +12,9 @@ import torch
 
 from hf_lossy_assist import enabled
 from hf_lossy_assist.drafting import lookup_first
+from hf_lossy_assist.drafting.dflash_drafter import DFlashDrafter
+from hf_lossy_assist.drafting.eagle3_drafter import Eagle3Drafter
 from hf_lossy_assist.drafting.mtp import mtp_of
-from hf_lossy_assist.drafting.state_drafter import StateDrafter
 from hf_lossy_assist.errors import LossyUnsupportedError, LossyValueError
 from hf_lossy_assist.evaluation.advice.advising import Advising, target_alone
 from hf_lossy_assist.evaluation.costs import Costs
@@ -37,6 +39,12 @@ def models_of(tmp_path_factory):
 
     @functools.cache
     def make(name: str) -> Models:
+        models = made(name)
+        endless = copy.deepcopy(models.target) if name in ("eagle3", "dflash") else models.target
+        endless.generation_config.eos_token_id = None
+        return replace(models, target=endless)
+
+    def made(name: str) -> Models:
         if name == "gemma 4":
             return gemma()
         if name == "mtp":
@@ -45,7 +53,7 @@ def models_of(tmp_path_factory):
             return Models(target, mtp_of(target))
         if name in ("eagle3", "dflash"):
             return Models(*{"eagle3": eagle3_heads, "dflash": dflash_heads}[name].trained_pair())
-        target = tiny("llama")
+        target = tiny("qwen3", seed=1)  # whose texts repeat themselves
         draft = {"look-up": None, "look-up first": noisy_copy(target, 0.3), "draft": noisy_copy(target, 0.2)}[name]
         return Models(target, draft, lookup=0 if name == "draft" else 4)
 
@@ -103,10 +111,9 @@ def test_a_draft_model_read_by_start_is_the_one_read_by_position(models_of, toke
 
 @pytest.mark.parametrize("name", ["eagle3", "dflash"])
 def test_laws_are_those_of_the_loop_s_drafts(name, models_of, tokenizer, monkeypatch):
-    """Sampling at temperature 1.5: up to its first token that is not the text's, a draft has the law of its step."""
+    """Up to its first token that is not the text's, a draft of the loop has the law of its step."""
     models, noted = models_of(name), []
-    propose = {"eagle3": "Eagle3Drafter", "dflash": "DFlashDrafter"}[name]
-    kind = next(kind for kind in StateDrafter.__subclasses__() if kind.__name__ == propose)
+    kind = {"eagle3": Eagle3Drafter, "dflash": DFlashDrafter}[name]
     own = kind.propose
 
     def proposing(self, ids, layout, remaining):
@@ -114,28 +121,21 @@ def test_laws_are_those_of_the_loop_s_drafts(name, models_of, tokenizer, monkeyp
         noted.append((ids.shape[1], draft))
         return draft
 
-    about = advising(models, tokenizer, temperature=1.5)
-    laws = about.laws
+    about = advising(models, tokenizer)
+    laws, text, prompt_length = about.laws, about._texts[0]["ids"], len(PROMPTS[0])
     monkeypatch.setattr(kind, "propose", proposing)
-    text = about._texts[0]["ids"]
-    asked = {"do_sample": True, "temperature": 1.5, "top_k": 0, "lossy_mode": "lossless", "num_assistant_tokens": 4}
-    torch.manual_seed(0)
-    batch = about._batches[0]
-    compared = 0
-    for end in range(batch.ids.shape[1] + 1, len(text) - 4, 3):
-        noted.clear()
-        with enabled(models.target):
-            models.target.generate(text[None, :end], assistant_model=models.draft, max_new_tokens=6, **asked)
-        for width, draft in noted:
-            here = width - batch.ids.shape[1]
-            for k in range(len(draft)):
-                written = torch.cat([draft.tokens[0, :k]])
-                if width + k >= len(text) or not torch.equal(written, text[width : width + k]) or width != end + 1:
-                    break
-                q, found = draft.logits[0, k].softmax(-1), laws.q[0, here + k, k].softmax(-1)
-                torch.testing.assert_close(q.topk(8).values, found.topk(8).values, atol=2e-3, rtol=2e-3)
-                compared += 1
-    assert compared > 0
+    asked = {"do_sample": False, "lossy_mode": "lossless", "lossy_config": {"inspect": True}, "num_assistant_tokens": 4}
+    with enabled(models.target):
+        models.target.generate(text[None, :prompt_length], assistant_model=models.draft, max_new_tokens=LIMIT, **asked)
+    compared = set()
+    for width, draft in noted:
+        for k in range(len(draft)):
+            if not torch.equal(draft.tokens[0, :k], text[width : width + k]):
+                break
+            q, found = draft.logits[0, k].softmax(-1), laws.q[0, width - prompt_length + k, k].softmax(-1)
+            torch.testing.assert_close(q.topk(8).values, found.topk(8).values, atol=1e-4, rtol=1e-3)
+            compared.add(k)
+    assert compared >= {0, 1}
 
 
 @pytest.mark.parametrize(("name", "given", "error", "said"), [
