@@ -46,8 +46,9 @@ def inspect(
     Point at a token, or reach it by the Tab key, to see its probabilities under target and draft, the target's
     likeliest tokens, and the values that the rule compared. The page works offline.
     """
-    given = {"gamma": GAMMA} | options.read_set(settings, SETTINGS)
-    setup = Setup.of(pair, model, assistant, dtype, draft_dtype, given, head=head, sample=sample)
+    given = options.read_set(settings, SETTINGS)
+    own = {"gamma": GAMMA} | given
+    setup = Setup.of(pair, model, assistant, dtype, draft_dtype, own, head=head, sample=sample)
     if not out.parent.is_dir() or out.is_dir():
         raise LossyValueError(f"`--out` has to be a file in an existing folder, but is {str(out)!r}")
     if out.exists() and not overwrite:
@@ -60,6 +61,8 @@ def inspect(
         each.check_draft(model=setup.models.has_draft, lookup=lookup > 0)
     loaded = setup.load({"PROMPT": prompt})
     models = replace(loaded.models, lookup=lookup)
+    if "gamma" not in given and models.longest < GAMMA:  # a block is short
+        named = replace(setup, settings={**own, "gamma": models.longest}).modes(modes, loaded.heads)
     for each in named:
         each.check_models(models)
     example = loaded.shown if prompt is None else None
