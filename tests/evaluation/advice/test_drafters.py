@@ -28,11 +28,6 @@ PROMPTS = [prompt(seed=seed)[0].tolist() for seed in range(2)]
 STEADY = Costs((1,), (0.0,), (0.0,), (0.1,), {1: (1.0,), 33: (1.0,)})
 
 
-def gemma() -> Models:
-    shared = pytest.importorskip("tests.drafting.test_shared_keys", reason="no Gemma 4 assistants in this version")
-    return Models(shared.target.__wrapped__(), shared.assistant.__wrapped__())
-
-
 @pytest.fixture(scope="module")
 def models_of(tmp_path_factory):
     """Return a target and what drafts for it, by name, the same ones to all who ask."""
@@ -46,7 +41,8 @@ def models_of(tmp_path_factory):
 
     def made(name: str) -> Models:
         if name == "gemma 4":
-            return gemma()
+            gemma4 = pytest.importorskip("tests.gemma4_models", reason="no Gemma 4 assistants in this version")
+            return Models(gemma4.tiny_gemma4(), gemma4.tiny_assistant())
         if name == "mtp":
             target = mtp_checkpoints.loaded(mtp_checkpoints.write("mimo", tmp_path_factory.mktemp("mimo")))
             mtp_checkpoints.taught(target)
