@@ -19,9 +19,9 @@ from rich.console import Console
 from benchmarks import PairName, command, numbers
 from hf_lossy_assist.cli.console import limit_threads, progress
 from hf_lossy_assist.cli.models import LoadedModels, ModelOptions
-from hf_lossy_assist.cli.options import Threads
+from hf_lossy_assist.cli.options import Assistant, Threads
 from hf_lossy_assist.evaluation.advice.advising import Advising, target_alone
-from hf_lossy_assist.evaluation.modes import usual_modes
+from hf_lossy_assist.evaluation.modes import Models, usual_modes
 from hf_lossy_assist.evaluation.quality import interval_of_sums
 from hf_lossy_assist.evaluation.requests import batches_of, run_request
 from hf_lossy_assist.evaluation.tables import table
@@ -38,25 +38,31 @@ def main(
         Path, typer.Option(metavar="FILE", help="A file of cells; those that it has are not measured again.")
     ],
     pair: PairName = "arithmetic",
+    assistant: Assistant = None,
+    prompt_lookup: Annotated[
+        int | None, typer.Option(min=1, help="Look so many tokens up first; without --assistant, nothing else drafts.")
+    ] = None,
     prompts: Annotated[int, typer.Option(min=2, help="Number of prompts.")] = 100,
     gammas: Annotated[str, typer.Option(help="Draft lengths.")] = "2,5,8,16",
     batch: Annotated[int, typer.Option(min=1, help="Prompts that are answered together.")] = 50,
     modes: Annotated[str | None, typer.Option(help="Rules, as for evaluate; all of them by default.")] = None,
+    drawn: Annotated[bool, typer.Option(help="Whether to compare drawn tokens, too.")] = True,
     threads: Threads = None,
 ) -> None:
     """Compare predicted with seen tokens, greedily and drawn at temperature 1; print every cell, and the summary."""
     limit_threads(threads)
-    screen, loaded = Console(soft_wrap=True), ModelOptions(pair).load()
+    screen, loaded = Console(soft_wrap=True), ModelOptions(pair, None, assistant, prompt_lookup=prompt_lookup).load()
+    models = replace(loaded.models, lookup=prompt_lookup or 0)
     done = {(cell["drawn"], cell["mode"], cell["gamma"]): cell for _, cell in read_lines(out)}
     with progress(screen) as bar:
-        for temperature in (None, 1.0):
+        for temperature in (None, 1.0)[: 1 + drawn]:
             lengths = numbers("--gammas", gammas, int)
-            for cell in cells(loaded, temperature, prompts, lengths, batch, modes, done, bar):
+            for cell in cells(loaded, models, temperature, prompts, lengths, batch, modes, done, bar):
                 append_lines(out, [cell])
                 done[cell["drawn"], cell["mode"], cell["gamma"]] = cell
-    for drawn in (False, True):
-        rows = [row_of(cell) for cell in done.values() if cell["drawn"] == drawn]
-        screen.print(table(rows, COLUMNS, "drawn at temperature 1" if drawn else "greedy"))
+    for kind in (False, True):
+        rows = [row_of(cell) for cell in done.values() if cell["drawn"] == kind]
+        screen.print(table(rows, COLUMNS, "drawn at temperature 1" if kind else "greedy"))
     errors = np.array([difference(cell) for cell in done.values()])
     screen.print(
         f"{len(errors)} cells: {np.mean((errors[:, 1] <= 0) & (errors[:, 2] >= 0)):.1%} right; relative error "
@@ -65,14 +71,14 @@ def main(
 
 
 def cells(
-    loaded: LoadedModels, temperature: float | None, count: int, gammas: list[int], size: int, modes: str | None,
-    done: Mapping[tuple[bool, str, int], Any], bar: Any,
+    loaded: LoadedModels, models: Models, temperature: float | None, count: int, gammas: list[int], size: int,
+    modes: str | None, done: Mapping[tuple[bool, str, int], Any], bar: Any,
 ) -> Iterator[dict[str, Any]]:  # fmt: skip
     """Yield the cells that are missing: rounds and kept tokens by prompt, of the replay and of the loop."""
     prompts, limit = loaded.encode(loaded.task.examples("test", count)), loaded.task.max_new_tokens
     names = [mode.label for mode in usual_modes({}, 5, temperature) if mode.label != "dropmatch"]
     spelt = modes or ",".join([*names, MORE])
-    answers = target_alone(loaded.models, loaded.tokenizer, loaded.task, limit=count, temperature=temperature)
+    answers = target_alone(models, loaded.tokenizer, loaded.task, limit=count, temperature=temperature)
     advising = Advising(answers, spelt, tuple(gammas), track=bar.track)
     sampled = temperature is not None
     own = [(mode, rule) for mode, rule in advising.rules if mode.label == "lossless" or not rule.is_lossless(sampled)]
@@ -82,7 +88,7 @@ def cells(
         for gamma in missing:
             work = []
             for together in batches_of(prompts, size, pad=loaded.tokenizer.pad_token_id, seed=1000):
-                work += run_request(loaded.models, replace(mode, gamma=gamma), together, limit).work
+                work += run_request(models, replace(mode, gamma=gamma), together, limit).work
             rounds, kept, _ = (list(column) for column in zip(*work, strict=True))
             yield {
                 "drawn": sampled, "mode": mode.label, "gamma": gamma,

@@ -30,6 +30,15 @@ def test_kept_cells_are_predicted_within_their_bounds(drawn):
     assert np.abs(errors).max() <= 0.05
 
 
+@pytest.mark.parametrize("drafter", ["eagle3", "dflash", "lookup", "lookup-first"])
+def test_kept_cells_of_other_drafters_are_exact_losslessly(drafter):
+    cells = read(KEPT.with_name(f"arithmetic-{drafter}.jsonl"))
+    lossless = [cell for cell in cells if cell["mode"] == "lossless"]
+    assert [cell["predicted"] for cell in lossless] == [cell["seen"] for cell in lossless]
+    assert (len(lossless), len(cells)) == (2, 10)
+    assert max(abs(difference(cell)[0]) for cell in cells if cell["mode"] != "everything") <= 0.1
+
+
 def test_cells_measured_now_are_predicted(tmp_path):
     """Four prompts: greedily lossless is exact, and no rule is off by more than its interval allows."""
     out = tmp_path / "cells.jsonl"

@@ -11,11 +11,12 @@ from ..evaluation.advice.advice import DRAFT_COST
 from ..evaluation.advice.advising import advise as advice_on
 from . import options
 from .console import Console, progress
-from .setup import CHOOSING, LOADING, LONGEST, Setup
+from .setup import CHOOSING, DRAFTING, LOADING, LONGEST, Setup
 
 SETTINGS = {
     **LOADING,
     **CHOOSING,
+    "prompt_lookup": DRAFTING["prompt_lookup"],
     "max_new_tokens": LONGEST,
     "dtype": "the weights' type; as stored by default, float32 with --pair arithmetic",
     "tune": "true times more draft lengths, more often",
@@ -71,9 +72,10 @@ def advise(
     with progress(screen) as bar:
         advice = advice_on(
             loaded.target, loaded.draft, loaded.tokenizer, loaded.task, modes=modes, gammas=lengths, limit=limit,
-            split=setup.split, max_new_tokens=given.get("max_new_tokens"), heads=loaded.heads,
-            temperature=setup.temperature, top_p=setup.top_p, batch_size=batch_size, tune=given.get("tune", False),
-            seed=setup.seed, out=out, measure="task" if setup.is_scored else None, track=bar.track,
+            prompt_lookup_num_tokens=given.get("prompt_lookup"), split=setup.split,
+            max_new_tokens=given.get("max_new_tokens"), heads=loaded.heads, temperature=setup.temperature,
+            top_p=setup.top_p, batch_size=batch_size, tune=given.get("tune", False), seed=setup.seed, out=out,
+            measure="task" if setup.is_scored else None, track=bar.track,
         )  # fmt: skip
     if as_json:
         typer.echo(json.dumps(advice.entry, indent=2, ensure_ascii=False))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -11,11 +12,12 @@ from ..evaluation.requests import batches_of
 from ..evaluation.side_by_side import compare
 from . import options
 from .console import Console
-from .setup import LOADING, SAMPLING, Setup
+from .setup import DRAFTING, LOADING, SAMPLING, Setup
 
 GAMMA = 8
 SETTINGS = LOADING | {
     "gamma": f"drafted tokens a round where a mode does not say, or auto; {GAMMA} by default",
+    "prompt_lookup": DRAFTING["prompt_lookup"],
     "seed": "of the draws; 0 by default",
     **SAMPLING,
 }
@@ -44,8 +46,9 @@ def inspect(
     Point at a token, or reach it by the Tab key, to see its probabilities under target and draft, the target's
     likeliest tokens, and the values that the rule compared. The page works offline.
     """
-    given = {"gamma": GAMMA} | options.read_set(settings, SETTINGS)
-    setup = Setup.of(pair, model, assistant, dtype, draft_dtype, given, head=head, sample=sample)
+    given = options.read_set(settings, SETTINGS)
+    own = {"gamma": GAMMA} | given
+    setup = Setup.of(pair, model, assistant, dtype, draft_dtype, own, head=head, sample=sample)
     if not out.parent.is_dir() or out.is_dir():
         raise LossyValueError(f"`--out` has to be a file in an existing folder, but is {str(out)!r}")
     if out.exists() and not overwrite:
@@ -53,16 +56,21 @@ def inspect(
             f"`--out` has to be a new file, but {str(out)!r} is there; choose another, or add `--overwrite`"
         )
     setup.models.check({"PROMPT": prompt})
-    named = setup.modes(modes, setup.heads)
+    named, lookup = setup.modes(modes, setup.heads), given.get("prompt_lookup", 0)
+    for each in named:  # before models are loaded
+        each.check_draft(model=setup.models.has_draft, lookup=lookup > 0)
     loaded = setup.load({"PROMPT": prompt})
+    models = replace(loaded.models, lookup=lookup)
+    if "gamma" not in given and models.longest < GAMMA:  # a block is short
+        named = replace(setup, settings={**own, "gamma": models.longest}).modes(modes, loaded.heads)
     for each in named:
-        each.check_heads(loaded.heads)
+        each.check_models(models)
     example = loaded.shown if prompt is None else None
     text = prompt if example is None else example.prompt
     (batch,) = batches_of(
         [loaded.read(text, as_question=pair is not None)], device=loaded.target.device, seed=setup.seed
     )
     right = partial(loaded.right, example) if example is not None and example.answer else None
-    page = compare(loaded.models, loaded.tokenizer, named, batch, max_new_tokens, prompt=text, right=right)
+    page = compare(models, loaded.tokenizer, named, batch, max_new_tokens, prompt=text, right=right)
     page.save(out)
     Console().print(f"written: {out}", style="dim", soft_wrap=True, markup=False, highlight=False)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from transformers import StoppingCriteria, StoppingCriteriaList
 
+from ..compat import CandidateGenerator
 from ..decoding.pace import Pace, watched
 from ..values import Rule
 from .answers import Answer
@@ -25,6 +26,33 @@ GAMMAS = (0, 1, 2, 3, 5, 8, 12, 16, 24, 32)
 
 KEEP_ALL = DecodingMode("everything", "thresholds", {"threshold_single": 0}, 5)
 """The mode that it times: each of its rounds has all of its tokens."""
+
+
+class FreeTokens(CandidateGenerator):
+    """Drafts so many tokens, whichever they are, without a forward: what a round of a looked-up draft costs."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+
+    def get_candidates(self, input_ids: Tensor, **_: Any) -> tuple[Tensor, None]:
+        return torch.cat([input_ids, input_ids[:, -1:].expand(-1, self.count)], dim=1), None
+
+    def update_candidate_strategy(self, input_ids: Tensor, scores: Tensor, num_matches: int) -> None:
+        return
+
+
+@dataclass(frozen=True)
+class FreeDrafts(DecodingMode):
+    """A mode whose drafts cost nothing."""
+
+    def keywords(self, models: Models, seed: int) -> dict[str, Any]:
+        free = {"candidate_generator": lambda **_: FreeTokens(self.gamma)} if self.gamma else {}
+        return super().keywords(models, seed) | free
+
+
+FREE = FreeDrafts(KEEP_ALL.label, KEEP_ALL.rule, KEEP_ALL.settings, KEEP_ALL.gamma)
+"""What it times where nothing has to run for a draft."""
+
 
 _AUTO = (2, 5, 8, 15)  # where a draft's length varies
 _ROUNDS = 6  # of each call; the first and the last do not count
@@ -58,6 +86,10 @@ class Costs:
     # All else in a round, by the number of tokens that the target reads in it: its forward, the rule and the loop. For
     # one token, it is a token of the target alone.
     target: Mapping[int, tuple[float, ...]]
+    block: tuple[float, ...] = ()  # a draft of one forward, however many tokens it has; then drafted tokens are free
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "block", self.block or (0.0,) * len(self.lengths))
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> Costs:
@@ -66,12 +98,16 @@ class Costs:
         return cls(**{name: tuple(value) for name, value in values.items() if name != "target"}, target=target)
 
     def with_draft_cost(self, share: float) -> Costs:
-        """Return the costs on hardware where a drafted token takes ``share`` of a target's token."""
-        return replace(self, drafted=tuple(share * self.read(1, length) for length in self.lengths))
+        """Return the costs on hardware where a drafted token, or a block, takes ``share`` of a target's token."""
+        dear = tuple(share * self.read(1, length) for length in self.lengths)
+        return replace(self, **{"block" if any(self.block) else "drafted": dear})
 
     def token(self, length: float) -> float:
-        """Return the seconds of a drafted token."""
-        return float(np.interp(length, self.lengths, self.drafted))
+        """Return the seconds of a drafted token, or of a block of them."""
+        return self._at(self.drafted, length) + self._at(self.block, length)
+
+    def _at(self, seconds: tuple[float, ...], length: float) -> float:
+        return float(np.interp(length, self.lengths, seconds))
 
     def read(self, tokens: float, length: float) -> float:
         """Return the seconds of a round without its draft, in which the target reads so many tokens."""
@@ -80,7 +116,8 @@ class Costs:
 
     def round(self, gamma: float, length: float) -> float:
         """Return the seconds of a round of ``gamma`` drafted tokens; 0 is a token of the target alone."""
-        return gamma * self.token(length) + self.read(gamma + 1, length)
+        draft = gamma * self._at(self.drafted, length) + min(gamma, 1) * self._at(self.block, length)
+        return draft + self.read(gamma + 1, length)
 
     def answer(self, prompt: int, tokens: int, rounds: int, drafted: int) -> float:
         """Return the seconds of an answer of so many ``tokens`` to a ``prompt`` of so many."""
@@ -147,7 +184,7 @@ def repeated_costs(
     alone, lengths = replace(mode, rule=None, settings={}, gamma=None), _within(models, lengths, rounds, gammas)
     modes = [replace(mode, gamma=gamma) if gamma else alone for gamma in sorted(gammas)]
     found = _timed(models, modes, lengths, [text] * rows, rounds, repeats, track)
-    return [_costs(lengths, dict(zip(sorted(gammas), steps, strict=True))) for steps in found]
+    return [_costs(models, lengths, dict(zip(sorted(gammas), steps, strict=True))) for steps in found]
 
 
 def merged(repeats: Sequence[Costs]) -> Costs:
@@ -165,7 +202,8 @@ def merged(repeats: Sequence[Costs]) -> Costs:
 
     first = repeats[0]
     lines = {
-        name: _medians_of([getattr(one, name) for one in repeats]) for name in ("prompt", "prompt_alone", "drafted")
+        name: _medians_of([getattr(one, name) for one in repeats])
+        for name in ("prompt", "prompt_alone", "drafted", "block")
     }
     widths = sorted(first.target)
     read = np.median([[one.target[n] for n in widths] for one in repeats], axis=0)
@@ -192,7 +230,8 @@ def costs_of(
     ``stop_drafting``, and ``stock`` with a schedule or a threshold.
     """
     ours = [mode for mode in modes if mode.engine is None and not mode.is_rounding and not _vary(models, mode)]
-    gammas = [_AUTO if mode.gamma == "auto" else (mode.gamma or 0,) for mode in ours]
+    auto = tuple(sorted({min(gamma, models.longest) for gamma in _AUTO}))
+    gammas = [auto if mode.gamma == "auto" else (mode.gamma or 0,) for mode in ours]
     lengths = _within(models, lengths, _ROUNDS, [gamma for own in gammas for gamma in own])
     single = [
         mode if mode.gamma is None else replace(mode, gamma=gamma)
@@ -202,7 +241,7 @@ def costs_of(
     # One draft length has fewer rounds than many, so each is timed twice as often.
     repeats = [iter(each) for each in _timed(models, single, lengths, [text], _ROUNDS, 2 * _REPEATS, track, clock)]
     return {
-        mode.label: merged([_costs(lengths, {gamma: next(steps) for gamma in own}) for steps in repeats])
+        mode.label: merged([_costs(models, lengths, {gamma: next(steps) for gamma in own}) for steps in repeats])
         for mode, own in zip(ours, gammas, strict=True)
     }
 
@@ -256,18 +295,23 @@ _Steps = tuple[float, float, float]
 """Seconds: of the prompt's reading, of a round's draft, and of all else in it."""
 
 
-def _costs(lengths: Sequence[int], steps: Mapping[int, Sequence[_Steps]]) -> Costs:
+def _costs(models: Models, lengths: Sequence[int], steps: Mapping[int, Sequence[_Steps]]) -> Costs:
     """Put steps, by draft length and then for each length of text, together."""
     alone, drafting = steps.get(0), {gamma: own for gamma, own in steps.items() if gamma}
     first = [median(own[i][0] for own in (drafting or steps).values()) for i in range(len(lengths))]
+    at_once = models.drafts_at_once
+    draft = tuple(
+        median([own[i][1] / (1 if at_once else gamma) for gamma, own in drafting.items()] or [0.0])
+        for i in range(len(lengths))
+    )
+    nothing = (0.0,) * len(draft)
     return Costs(
         lengths=tuple(lengths),
         prompt=tuple(first),
         prompt_alone=tuple(step[0] for step in alone) if alone else tuple(first),
-        drafted=tuple(
-            median([own[i][1] / gamma for gamma, own in drafting.items()] or [0.0]) for i in range(len(lengths))
-        ),
+        drafted=nothing if at_once else draft,
         target={gamma + 1: tuple(step[2] for step in own) for gamma, own in steps.items()},
+        block=draft if at_once else nothing,
     )
 
 

@@ -83,8 +83,7 @@ class Evaluation:
         if self.reference not in labels:
             raise LossyValueError(f"`reference` has to be one of the modes {labels}, but is {self.reference!r}")
         for mode in self.modes:
-            mode.check_draft(model=self.models.draft is not None, lookup=self.models.lookup > 0)
-            mode.check_heads(self.models.heads)
+            mode.check_models(self.models)
         if self.measure not in (None, *MEASURES):
             raise LossyValueError(f"`measure` has to be one of {list(MEASURES)}, but is {self.measure!r}")
         cpu = self.models.target.device.type == "cpu" and torch.get_num_threads() == 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
@@ -14,7 +15,9 @@ import torch
 from transformers import GenerationConfig, PreTrainedModel
 
 from ..acceptors import REGISTRY, head_type
+from ..compat import drafts_from_target_states
 from ..drafting.draft_ends import DEFAULT_NUM_TOKENS, SCHEDULES
+from ..drafting.state_head import StateHead
 from ..errors import LossyUnsupportedError, LossyValueError
 from ..generation.certificate import CERTIFICATE, GENERATION_CONFIG
 from ..generation.config import LossyConfig
@@ -51,7 +54,7 @@ class Models:
     """A target with a draft, and trained heads by the rule that uses them."""
 
     target: PreTrainedModel
-    draft: PreTrainedModel | None = None  # None for the target alone, or with prompt lookup alone
+    draft: PreTrainedModel | StateHead | None = None  # None for the target alone, or with prompt lookup alone
     heads: Mapping[str, Head] = field(default_factory=dict)
     lookup: int = 0  # up to so many tokens are looked up first; without a draft, as many as a mode says
     tokenizer: Any = None  # the target's, for rules and limits that read texts
@@ -59,6 +62,23 @@ class Models:
     @property
     def only_looks_up(self) -> bool:
         return self.draft is None and self.lookup > 0
+
+    @property
+    def drafts_at_once(self) -> bool:
+        """Whether one forward of the draft gives all tokens of a round."""
+        return getattr(self.draft, "longest", None) is not None
+
+    @property
+    def longest(self) -> float:
+        """The most tokens of a draft."""
+        return getattr(self.draft, "longest", None) or math.inf
+
+    def drafting(self, gamma: int | str) -> dict[str, Any]:
+        """Return the keywords of ``generate()``, besides the draft, for drafts of ``gamma`` tokens."""
+        if gamma and self.only_looks_up:
+            return {"prompt_lookup_num_tokens": gamma}
+        first = {"prompt_lookup_num_tokens": self.lookup} if gamma and self.lookup else {}
+        return {"num_assistant_tokens": gamma, **first}
 
 
 @dataclass(frozen=True)
@@ -128,6 +148,11 @@ class DecodingMode:
         return self.rule is None and self.gamma is None and bool(self.settings)
 
     @property
+    def is_stock(self) -> bool:
+        """Whether transformers' assisted generation runs."""
+        return self.rule is None and self.gamma is not None
+
+    @property
     def is_the_target_s(self) -> bool:
         """Whether its greedy texts are the target's own, but for rounding."""
         own = self.rule in (None, "lossless") and self.answers == "target"
@@ -165,13 +190,25 @@ class DecodingMode:
                 f"`modes` has {self.label!r}, but prompt lookup needs a number of tokens; put it after the @"
             )
 
+    def check_models(self, models: Models) -> None:
+        """Refuse a mode that ``models`` can't run."""
+        self.check_draft(model=models.draft is not None, lookup=models.lookup > 0)
+        self.check_heads(models.heads)
+        head = isinstance(models.draft, StateHead)
+        if (self.is_stock and head) or (self.answers == "draft" and (head or drafts_from_target_states(models.draft))):
+            kind = models.draft.title if head else f"a {type(models.draft).__name__}"
+            what = "transformers' own loop can't draft with it" if self.is_stock else "it can't write texts by itself"
+            raise LossyUnsupportedError(
+                f"`modes` has {self.label!r}, but `draft` is {kind}, and {what}; leave the mode out, or take 'lossless'"
+            )
+
     def generating(self, models: Models) -> PreTrainedModel:
         return getattr(models, self.answers)
 
     @contextmanager
     def prepared(self, models: Models) -> Iterator[None]:
         """Make ``generate()`` understand :meth:`keywords` inside a block; the models are restored afterwards."""
-        stock = self.rule is None and self.gamma is not None and not models.only_looks_up
+        stock = self.is_stock and not models.only_looks_up
         changed = _stock_drafts(models.draft, self.gamma, self.settings) if stock else nullcontext()
         if self.is_rounding and "dtype" in self.settings:
             changed = _in_dtype(models.target, self.settings["dtype"])
@@ -187,18 +224,15 @@ class DecodingMode:
         }
         if self.temperature is not None:
             keywords |= {"temperature": self.temperature, "top_k": 0, "top_p": self.top_p}
-        if self.gamma and models.only_looks_up:
-            keywords["prompt_lookup_num_tokens"] = self.gamma
-        elif self.gamma:
+        if self.gamma and not models.only_looks_up:
             keywords["assistant_model"] = models.draft
-            if models.lookup and self.rule is not None:  # transformers' loop would take only one of both
-                keywords["prompt_lookup_num_tokens"] = models.lookup
+        if self.rule is not None or (self.gamma and models.only_looks_up):  # transformers' loop takes only one of both
+            keywords |= models.drafting(self.gamma)
         if self.rule is None and self.settings.get("cache") == "static":
             keywords["cache_implementation"] = "static"
         if self.rule is not None:
             heads = {name: models.heads[name] for name in self.rules if name in models.heads} or self.head
             keywords |= {
-                **({} if self.gamma and models.only_looks_up else {"num_assistant_tokens": self.gamma}),
                 "lossy_config": {**self.settings, "seed": seed},
                 **({"lossy_head": heads} if heads else {}),
                 **({} if models.tokenizer is None else {"tokenizer": models.tokenizer}),

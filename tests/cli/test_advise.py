@@ -114,3 +114,19 @@ def test_batches_have_an_option(bundled):
 )
 def test_wrong_options_are_refused(bundled, arguments, said):
     assert said in run(*arguments, code=2)
+
+
+@pytest.mark.parametrize(("given", "lookup"), [
+    (["--assistant", "eagle3"], None),
+    (["--assistant", "dflash"], None),
+    (["--set", "prompt_lookup=3"], 3),  # of drafts, the longest
+    (["--assistant", "draft", "--set", "prompt_lookup=2"], 2),
+], ids=str)  # fmt: skip
+def test_every_drafter_can_be_named(tmp_path, given, lookup):
+    """Of the bundled pair, whose heads belong to its target."""
+    run(*given, "--modes", "topk@3", "--limit", "1", "--set", "max_new_tokens=12", "--out", str(tmp_path))
+    found = json.loads((tmp_path / "advice.json").read_text(encoding="utf-8"))
+    assert ("topk", 3) in {(row["mode"], row["gamma"]) for row in found["rows"]}
+    mode = DecodingMode.stored(str(tmp_path))
+    saved = json.loads((tmp_path / "generation_config.json").read_text(encoding="utf-8"))
+    assert saved.get("prompt_lookup_num_tokens") == (mode.gamma if lookup == 3 else lookup)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import pytest
 from typer.testing import CliRunner
 
 from hf_lossy_assist import pairs
@@ -91,3 +92,18 @@ def test_a_file_is_replaced_only_if_that_is_said(bundled, tmp_path: Path):
     result = run("--pair", "arithmetic", "--max-new-tokens", "4", "--overwrite", "--out", str(out))
     assert result.exit_code == 0, result.output
     assert len(headings(out)) == 2
+
+
+@pytest.mark.parametrize("given", [
+    ["--assistant", "eagle3"],
+    ["--assistant", "dflash"],
+    ["--set", "prompt_lookup=3"],
+    ["--assistant", "draft", "--set", "prompt_lookup=3"],
+], ids=" ".join)  # fmt: skip
+def test_every_drafter_can_be_named(tmp_path: Path, given):
+    out = tmp_path / "page.html"
+    result = run(
+        "--pair", "arithmetic", *given, "--modes", "plain,lossless", "--max-new-tokens", "8", "--out", str(out)
+    )
+    assert result.exit_code == 0, result.output
+    assert headings(out) == ["plain", "lossless"]

@@ -16,40 +16,21 @@ from hf_lossy_assist.drafting import lookup_first
 from hf_lossy_assist.drafting.shared_keys import SharedKeysDrafter
 from tests.acceptors.fixtures import chi_square_p
 from tests.parity import TIE, assert_lossless
-from tests.tiny_models import VOCAB, WINDOWS_ROLL_BACK, padded, prompt, tiny
+from tests.tiny_models import VOCAB, padded, prompt, tiny
 
-pytest.importorskip("transformers.models.gemma4_assistant", reason="no Gemma 4 assistants in this version")
-from transformers import Gemma4AssistantConfig, Gemma4AssistantForCausalLM, Gemma4ForCausalLM, Gemma4TextConfig
+gemma4 = pytest.importorskip("tests.gemma4_models", reason="no Gemma 4 assistants in this version")
 
-WINDOW = 8 if WINDOWS_ROLL_BACK else 200
 GREEDY = {"do_sample": False, "max_new_tokens": 30, "eos_token_id": None, "return_dict_in_generate": True}
-
-
-def text_config(layers: int, shared: int, **values) -> Gemma4TextConfig:
-    return Gemma4TextConfig(
-        **{
-            "vocab_size": VOCAB, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": layers,
-            "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "global_head_dim": 8,
-            "num_global_key_value_heads": 2, "hidden_size_per_layer_input": 0, "vocab_size_per_layer_input": 0,
-            "num_kv_shared_layers": shared, "layer_types": ["sliding_attention", "full_attention"] * (layers // 2),
-            "sliding_window": WINDOW, "max_position_embeddings": 256, "bos_token_id": 1, "eos_token_id": 2,
-            "pad_token_id": 0, "initializer_range": 0.2,
-        }
-        | values
-    )  # fmt: skip
 
 
 @pytest.fixture(scope="module")
 def target():
-    torch.manual_seed(0)
-    return Gemma4ForCausalLM(text_config(4, 0)).eval()
+    return gemma4.tiny_gemma4()
 
 
 @pytest.fixture(scope="module")
 def assistant():
-    torch.manual_seed(1)
-    config = text_config(2, 2, hidden_size=16, enable_moe_block=False, use_double_wide_mlp=False)
-    return Gemma4AssistantForCausalLM(Gemma4AssistantConfig(text_config=config, backbone_hidden_size=32)).eval()
+    return gemma4.tiny_assistant()
 
 
 @pytest.fixture

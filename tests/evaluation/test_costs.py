@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import time
+from dataclasses import asdict, replace
 
 import pytest
 
 from hf_lossy_assist import LossyValueError
 from hf_lossy_assist.evaluation.answers import AnswerStore
-from hf_lossy_assist.evaluation.costs import Costs, costs_of, measure_costs, merged, repeated_costs
+from hf_lossy_assist.evaluation.costs import FREE, Costs, costs_of, measure_costs, merged, repeated_costs
 from hf_lossy_assist.evaluation.evaluation import Evaluation
 from hf_lossy_assist.evaluation.modes import DecodingMode, Models, parse_modes
+from hf_lossy_assist.evaluation.requests import batches_of, run_request
 from tests.tiny_models import prompt
 
 TEXT = prompt(6).tolist()[0]
@@ -101,6 +103,22 @@ COSTS = Costs((100, 300), (2.0, 4.0), (1.0, 3.0), (0.02, 0.04), {1: (0.1, 0.3), 
 )
 def test_an_answer_takes_its_prompt_its_drafts_and_its_rounds(values, seconds):
     assert COSTS.answer(**values) == pytest.approx(seconds)
+
+
+def test_a_block_costs_the_same_however_many_tokens_it_has():
+    costs = Costs((1,), (0.0,), (0.0,), (0.0,), {1: (1.0,), 9: (1.0,)}, (0.5,))
+    assert [costs.round(n, 1) for n in (0, 0.5, 1, 8)] == [1.0, 1.25, 1.5, 1.5]
+    assert costs.token(1) == 0.5
+    assert costs.with_draft_cost(0.25).round(8, 1) == 1.25
+    assert Costs.of(asdict(costs)) == merged([costs]) == costs
+
+
+def test_free_drafts_have_all_of_their_tokens(models):
+    """A round that looks up is timed without a draft model."""
+    (steps,) = repeated_costs(Models(models.target), TEXT, lengths=(8,), gammas=(0, 4), mode=FREE, repeats=1)
+    assert sorted(steps.target) == [1, 5]
+    response = run_request(Models(models.target), replace(FREE, gamma=4), *batches_of([TEXT[:8]]), 15)
+    assert (response.work[0][:2], response.stats.draft_calls) == ((3, 12), 0)
 
 
 @pytest.mark.parametrize("wrong", [{"gammas": (2, 2)}, {"gammas": ()}, {"lengths": (9, 8)}, {"lengths": (0,)}])

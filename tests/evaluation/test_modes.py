@@ -16,8 +16,9 @@ from hf_lossy_assist.evaluation.requests import PromptBatch, run_request
 from hf_lossy_assist.generation.config import LossyConfig
 from hf_lossy_assist.heads import JudgeConfig, JudgeHead, ModelIdentity
 from hf_lossy_assist.models.prepacked import prepack
+from tests import eagle3_heads
 from tests.small_pair import verifier_for
-from tests.tiny_models import prompt, tiny
+from tests.tiny_models import noisy_copy, prompt, tiny
 
 parse = LossyConfig.from_fields
 
@@ -195,3 +196,14 @@ def test_modes_of_the_noise_floor():
     assert [mode.label for mode in with_noise([], 4, dtype=False)] == ["plain", "plain:copies=2", "lossless"]
     with pytest.raises(LossyValueError, match="`noise_floor` compares greedy texts"):
         with_noise(parse_modes("topk", 5, 0.7), 4, dtype=True)
+
+
+@pytest.mark.parametrize(("mode", "said"), [
+    ("stock", "transformers' own loop can't draft with it"), ("draft", "it can't write texts by itself"),
+])  # fmt: skip
+def test_heads_on_the_target_s_states_are_for_this_package_s_rules(mode, said):
+    target, head = eagle3_heads.trained_pair()
+    [parsed] = parse_modes(mode)
+    with pytest.raises(LossyUnsupportedError, match=f"`draft` is an EAGLE-3 head, and {said}"):
+        parsed.check_models(Models(target, head))
+    parsed.check_models(Models(target, noisy_copy(target)))

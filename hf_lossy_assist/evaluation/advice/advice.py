@@ -76,19 +76,23 @@ class Advice:
     matches
         The share of positions at which the lossless rule keeps the draft's token.
     keeping
-        Gives the walks of a rule that keeps a share of the tokens that ``lossless`` refuses.
+        Gives the walks of a rule that keeps a share of the tokens that ``lossless`` refuses; None where these are not
+        known.
     decoding
         Keywords of ``generate()`` that say how tokens are chosen.
     runs
         Settings that ran on some of the prompts.
+    drafting
+        Gives keywords of ``generate()``, besides the draft, for drafts of so many tokens.
     """
 
     replayed: Sequence[Replayed]
     speeds: Speeds
     matches: float
-    keeping: Callable[[float], Mapping[int, Walk]]
+    keeping: Callable[[float], Mapping[int, Walk]] | None
     decoding: Mapping[str, Any]
     runs: Sequence[Trial] = ()
+    drafting: Callable[[int | str], Mapping[str, Any]] = lambda gamma: {}
 
     def with_draft_cost(self, share: float) -> Advice:
         """Return the advice for other hardware, on which a drafted token takes ``share`` of a target's token."""
@@ -116,8 +120,10 @@ class Advice:
     def needed(self, times: float = WANTED) -> float | None:
         """Return the share of the tokens that lossless refuses that a rule must keep to be so many times as fast.
 
-        None if keeping all of them is not enough.
+        None if keeping all of them is not enough, or where it is not known.
         """
+        if self.keeping is None:
+            return None
         seconds = self.speeds.seconds
         wanted, low, high = seconds(self._lossless).sum() / times, 0.0, 1.0
         if seconds(self._fastest(self.keeping(high))).sum() > wanted:
@@ -230,7 +236,8 @@ class Advice:
             row = row if row.low > 1 else self.row(self.replayed[0])
             if row.times_alone <= 1:
                 return Recommendation(None, DecodingMode("plain"), self.decoding)
-        return Recommendation(row, replace(by_label[row.mode].mode, gamma=row.gamma), self.decoding)
+        mode = replace(by_label[row.mode].mode, gamma=row.gamma)
+        return Recommendation(row, mode, self.decoding, self.drafting(row.gamma))
 
     @property
     def _unsteady(self) -> str:
@@ -362,6 +369,7 @@ class Recommendation:
     row: Row | None  # of the table; None for the target alone
     mode: DecodingMode
     decoding: Mapping[str, Any]
+    drafting: Mapping[str, Any] = field(default_factory=dict)
 
     def __str__(self) -> str:
         return "plain, without a draft" if self.row is None else with_gamma(self.row.mode, self.row.gamma)
@@ -369,4 +377,4 @@ class Recommendation:
     @property
     def settings(self) -> dict[str, Any]:
         """Keywords for ``generate()``, ``pipeline`` and ``GenerationConfig``; an assistant is given besides."""
-        return {**self.decoding, **{key: x for key, x in self.mode.config.items() if x != {}}}
+        return {**self.decoding, **{key: x for key, x in self.mode.config.items() if x != {}}, **self.drafting}

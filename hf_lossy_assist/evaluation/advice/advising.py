@@ -20,31 +20,39 @@ from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel,
 from ...acceptors import Acceptor
 from ...acceptors.base import AUTO
 from ...drafting.draft_ends import DEFAULT_NUM_TOKENS, LONGEST
-from ...drafting.model import check_draft_model
-from ...errors import LossyUnsupportedError, LossyValueError, need
+from ...drafting.lookup_first import price_of
+from ...drafting.per_row import missing
+from ...drafting.state_head import StateHead
+from ...errors import LossyError, LossyUnsupportedError, LossyValueError, need
 from ...generation.certificate import GENERATION_CONFIG
 from ...generation.config import LossyConfig
+from ...generation.lossy_call import LossyCall
 from ...generation.spelling import Spelling, split
 from ...heads import Head
 from ...models.lm_head_hook import DROPOUTS, POSITIONS, choose_dropout
 from ...models.reading import read_text
 from ...store.folder import MANIFEST, write_json, write_whole
 from ...tasks import Task
-from ...values import Rule
+from ...values import Rule, bounded
 from ..answers import AnswerStore, read_plan
+from ..costs import FREE, KEEP_ALL, Costs, merged, repeated_costs
 from ..costs import GAMMAS as TIMED
-from ..costs import KEEP_ALL, Costs, merged, repeated_costs
 from ..evaluation import Evaluation, Track, progress_bar
 from ..modes import EVERYTHING, DecodingMode, Models, parse_modes
 from ..requests import PromptBatch, PromptList, Prompts, run_request
 from .advice import DRAFT_COST, Advice, Replayed, Row
 from .drawing import draw
+from .lookup_first import Continuations, LookupFirstLogits, chances_of
 from .replay import Acceptance, Walk, decided, drawn, greedy, reads_states, rounds
 from .speeds import Speeds, Trial
+from .text_drafts import read_drafts
 from .text_logits import LIKELIEST, TextLogits, processors_of, read_logits
 
 GAMMAS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32)
 """Draft lengths among which each rule's best is looked for."""
+
+STEPS = 16
+"""The longest drafts of heads on the target's states, and of others whose laws depend on where a draft began."""
 
 GREEDY = "near_top,min_p,regret,margin,topk,typical,relaxed:top_n=2:delta=0.2,fsd,fly,lenience,ensemble"
 """The rules that are compared by default in greedy decoding; ``lossless`` and ``everything`` always are."""
@@ -105,12 +113,11 @@ class Advising:
         _GAMMAS.check("gammas", self.gammas)
         if self.draft_cost is not None:
             DRAFT_COST.check("draft_cost", self.draft_cost)
-        if not isinstance(self.models.draft, PreTrainedModel):
+        if self._looks_up_first and self.rows > 1:
             raise LossyUnsupportedError(
-                f"`draft` has to be a model with the target's tokenizer, but is {type(self.models.draft).__name__}; "
-                "compare other drafters by `lossy-assist evaluate`"
+                f"`batch_size` is {self.rows}, but look-up before a draft is replayed for single texts only, since the "
+                "rows of a batch decide together; compare by `lossy-assist evaluate`"
             )
-        check_draft_model(self.models.target, self.models.draft)
         if self.rows > 1 and (count := len(self.evaluation.examples)) < 2 * self.rows:
             raise LossyValueError(
                 f"`batch_size` has to be at most half the number of prompts, {count}, but is {self.rows}; give more of "
@@ -120,6 +127,32 @@ class Advising:
     @property
     def models(self) -> Models:
         return self.evaluation.models
+
+    @cached_property
+    def _call(self) -> LossyCall:
+        """A call of ``generate()`` with these drafts."""
+        return self._call_of(self.evaluation.modes[0])
+
+    def _call_of(self, mode: DecodingMode) -> LossyCall:
+        """Return the call of a mode, which raises where it can't run."""
+        mode = replace(mode, rule=mode.rule or "lossless", gamma=mode.gamma or 1)
+        return LossyCall.from_keywords(self.models.target, mode.keywords(self.models, 0))
+
+    @property
+    def _looks_up_first(self) -> bool:
+        return self._call.choice.looked_up > 0
+
+    @property
+    def _by_position(self) -> bool:
+        """Whether the draft's law at a position does not depend on where a draft began."""
+        return self._call.choice.drafts_with_model
+
+    @cached_property
+    def _longest(self) -> int:
+        """The most tokens of a draft that are tried; where laws depend on its beginning, they are read for so many."""
+        asked = {*self.gammas, *(gamma for mode, _ in self.rules for gamma in mode.gamma or ())} - {AUTO}
+        usual = GAMMAS[-1] if self._by_position else (self.models.lookup if self.models.only_looks_up else STEPS)
+        return min(max([usual, *asked]), self.models.longest)
 
     @property
     def temperature(self) -> float | None:
@@ -134,13 +167,14 @@ class Advising:
         speeds = Speeds(tokens, length, merged(repeats), repeats, self.rows, self.temperature is not None)
         replayed = [self.replay(mode, rule) for mode, rule in self.track(rules, description="replaying")]
         lossless = self._decided(rules[0][1])[0]
-        matches = float(lossless.keep[laws.real.numpy()].mean())
+        matches = float(lossless.keep[laws.by_draft.real.numpy()].mean())
 
         def keeping(share: float) -> dict[int | str, Walk]:
             kept = lossless.keeping(share)
             return {gamma: kept.walk(laws, *end) for gamma, end in self._ends(rules[0][1]).items()}
 
-        advice = Advice(replayed, speeds, matches, keeping, self.decoding)
+        known = keeping if laws.alone else None
+        advice = Advice(replayed, speeds, matches, known, self.decoding, drafting=self.models.drafting)
         if self.draft_cost is not None:
             advice = advice.with_draft_cost(self.draft_cost)
         if speeds.steady and self.guard:
@@ -176,9 +210,13 @@ class Advising:
         return Trial.of(row.mode, row.gamma, made)
 
     @cached_property
-    def laws(self) -> TextLogits:
+    def laws(self) -> TextLogits | LookupFirstLogits:
         """What both models say along the target's answers, which are made now."""
-        return TextLogits.of(self._texts, self.evaluation.length)
+        drafted = TextLogits.of(self._texts, self.evaluation.length)
+        if not self._looks_up_first:
+            return drafted
+        price = price_of(self.models.draft, self.models.target)
+        return LookupFirstLogits.of(drafted, self._repeats, price, self.models.drafts_at_once)
 
     @cached_property
     def rules(self) -> list[tuple[DecodingMode, Acceptor]]:
@@ -189,8 +227,8 @@ class Advising:
             (mode,) = parse_modes(text, None, self.temperature)
             if mode.gamma == AUTO and not self._ends_by_itself:
                 raise LossyValueError(
-                    f"`modes` has {text!r}, but drawn drafts, and those of batches, are replayed with a number of "
-                    "tokens; put it after the @"
+                    f"`modes` has {text!r}, but drawn drafts, and those of batches or of prompt lookup, are replayed "
+                    "with a number of tokens; put it after the @"
                 )
             if mode.rule is None:
                 raise LossyValueError(
@@ -205,6 +243,19 @@ class Advising:
                     "text, and limits look at it; compare such modes by `lossy-assist evaluate`"
                 )
             rule = config.rule
+            try:
+                self._call_of(mode)
+                if self.models.only_looks_up and "draft_probs" in rule.needs:
+                    raise missing("draft_probs", rule, "prompt lookup", "give a `draft`")
+            except LossyError:
+                if self.modes:
+                    raise
+                continue  # a usual rule that does not go with this draft
+            if reads_states(rule) and (self._looks_up_first or not self._by_position):
+                raise LossyUnsupportedError(
+                    f"`modes` has {text!r}, but rules that read states or dropped heads are replayed with a draft "
+                    "model alone; compare such modes by `lossy-assist evaluate`"
+                )
             label = str(replace(Spelling.read(text, "modes"), gamma=None))
             known = found.get(label, (mode, rule, ()))[2]
             found[label] = replace(mode, label=label), rule, (*known, *filter(None, [mode.gamma]))
@@ -227,10 +278,41 @@ class Advising:
 
     def _read_text(self, prompt: list[int], answer: list[int]) -> dict[str, Tensor]:
         def read() -> dict[str, Tensor]:
-            laws = read_logits(self.models.target, self.models.draft, prompt, answer, self._processors(prompt))
+            if self._by_position:
+                laws = read_logits(self.models.target, self.models.draft, prompt, answer, self._processors(prompt))
+            else:
+                laws = self._read_drafts(prompt, answer, self._drafting, self._longest)
             return {"ids": torch.tensor([*prompt, *answer]), **laws}
 
-        return self._stored(prompt, [*prompt, *answer], "logits", read)
+        name = "logits" if self._by_position else f"{self._longest}-logits"
+        return self._stored(prompt, [*prompt, *answer], name, read)
+
+    @property
+    def _drafting(self) -> dict[str, Any]:
+        """Keywords of ``generate()`` for the longest drafts, without a look-up before them."""
+        if self.models.only_looks_up:
+            return {"prompt_lookup_num_tokens": self._longest}
+        return {"assistant_model": self.models.draft, "num_assistant_tokens": self._longest}
+
+    @cached_property
+    def _repeats(self) -> list[dict[str, Tensor]]:
+        """What is looked up along the target's answers."""
+        count, found = self.models.lookup, []
+        for batch, text in zip(self._batches, self._texts, strict=True):
+            prompt, ids = batch.ids[0].tolist(), text["ids"].tolist()
+            answer = ids[len(prompt) :]
+
+            def read(prompt: list[int] = prompt, answer: list[int] = answer) -> dict[str, Tensor]:
+                drafting = {"candidate_generator": Continuations(count), "num_assistant_tokens": count}
+                return self._read_drafts(prompt, answer, drafting, count) | {"chances": chances_of(prompt, answer)}
+
+            found.append(self._stored(prompt, ids, f"{count}-repeats", read))
+        return found
+
+    def _read_drafts(
+        self, prompt: list[int], answer: list[int], drafting: dict[str, Any], steps: int
+    ) -> dict[str, Tensor]:
+        return read_drafts(self.models.target, drafting, prompt, answer, steps, self.decoding)
 
     def _stored(
         self, prompt: list[int], ids: list[int], name: str, make: Callable[[], dict[str, Tensor]]
@@ -257,10 +339,13 @@ class Advising:
 
     def _costs(self, length: int) -> list[Costs]:
         gammas, repeats = (TIMED, 6) if self.tune else ((0, 1, 5, 16, 32), 3)
-        mode = replace(KEEP_ALL, temperature=self.temperature, top_p=self.evaluation.modes[0].top_p)
+        gammas = sorted({min(gamma, self._longest) for gamma in gammas})
+        mode = FREE if self.models.only_looks_up else KEEP_ALL
+        mode = replace(mode, temperature=self.temperature, top_p=self.evaluation.modes[0].top_p)
+        models, text = replace(self.models, lookup=0), self._batches[0].ids[0].tolist()
         return repeated_costs(
-            self.models, self._batches[0].ids[0].tolist(), lengths=(length,), gammas=gammas, mode=mode, repeats=repeats,
-            rows=self.rows, track=lambda turns: self.track(turns, description="timing"),
+            models, text, lengths=(length,), gammas=gammas, mode=mode, repeats=repeats, rows=self.rows,
+            track=lambda turns: self.track(turns, description="timing"),
         )  # fmt: skip
 
     def replay(self, mode: DecodingMode, rule: Acceptor) -> Replayed:
@@ -270,7 +355,8 @@ class Advising:
             mode, rule = replace(mode, settings={**mode.settings, "dropout": found}), replace(rule, dropout=found)
         shown = mode.gamma or (self.gammas if mode.label != EVERYTHING else ())
         sampled, ends = self.temperature is not None, self._ends(rule) | {x: (x, 0.0) for x in shown if x != AUTO}
-        if rule.has_effect(sampled) and (rule.reads_draft or (sampled and rule.decides_whole_drafts)):
+        together = rule.has_effect(sampled) and (rule.reads_draft or (sampled and rule.decides_whole_drafts))
+        if together or not self.laws.alone:
             # What such a rule emits at a position depends on others.
             losses = dict.fromkeys(("tv", "kl", "outside"), 0.0) if rule.is_lossless(sampled) else {}
             walks = {gamma: rounds(rule, self.laws, most, sampled, end) for gamma, (most, end) in ends.items()}
@@ -286,13 +372,16 @@ class Advising:
 
     def _ends(self, rule: Acceptor) -> dict[int | str, tuple[int, float]]:
         """Return how long a rule's drafts may be, and the bound that ends them, for each setting that is tried."""
-        auto = {AUTO: (LONGEST, rule.drafts_until)} if self._ends_by_itself else {}
-        return {gamma: (gamma, 0.0) for gamma in GAMMAS} | auto
+        auto = {AUTO: (min(LONGEST, self._longest), rule.drafts_until)} if self._ends_by_itself else {}
+        return {gamma: (gamma, 0.0) for gamma in GAMMAS if gamma <= self._longest} | auto
 
     @property
     def _ends_by_itself(self) -> bool:
-        """Whether a text says where its drafts end: drawn ones end by what is drawn, and a batch waits for all rows."""
-        return self.temperature is None and self.rows == 1
+        """Whether a text says where its drafts end: drawn ones end by what is drawn, and a batch waits for all rows.
+
+        A draft that is looked up has no law to end it.
+        """
+        return self.temperature is None and self.rows == 1 and self.models.draft is not None
 
     def dropout(self, paths: int) -> float:
         """Return one dropout for ``dropmatch`` on all prompts, found as a call does on its own."""
@@ -302,7 +391,8 @@ class Advising:
 
     def _decided(self, rule: Acceptor) -> tuple[Acceptance, dict[str, float]]:
         if not reads_states(rule):
-            return (greedy(rule, self.laws), {}) if self.temperature is None else drawn(rule, self.laws)
+            laws = self.laws.by_draft
+            return (greedy(rule, laws), {}) if self.temperature is None else drawn(rule, laws)
         sums = [LossyConfig(rule).in_full(), *(head.checksum for head in self.models.heads.values())]
         name = f"{rule.name.replace(' ', '-')}-{zlib.crc32(json.dumps(sums).encode()):08x}"
         found = []
@@ -312,7 +402,7 @@ class Advising:
             made = partial(decided, *given, self._processors(prompt), self.temperature is not None)
             found.append(self._stored(prompt, ids, name, made))
         padded = (
-            torch.nn.utils.rnn.pad_sequence([text[key] for text in found], batch_first=True).double().numpy()
+            torch.nn.utils.rnn.pad_sequence([text[key] for text in found], batch_first=True)[..., None].double().numpy()
             for key in ("keep", "others", "nats")
         )
         return Acceptance(*padded), {}
@@ -320,10 +410,11 @@ class Advising:
 
 def advise(
     target: PreTrainedModel,
-    draft: PreTrainedModel,
+    draft: PreTrainedModel | StateHead | None,
     tokenizer: PreTrainedTokenizerBase,
     prompts: Task | Prompts,
     *,
+    prompt_lookup_num_tokens: int | None = None,
     modes: str | None = None,
     gammas: Sequence[int] = (),
     limit: int | None = None,
@@ -350,7 +441,10 @@ def advise(
     Parameters
     ----------
     target, draft, tokenizer
-        The models, which share the tokenizer.
+        The models, which share the tokenizer. The draft may be a head on the target's states, such as EAGLE-3's, or
+        None where all is looked up.
+    prompt_lookup_num_tokens
+        Up to so many tokens are looked up in the text, before the draft drafts; without a draft, in its place.
     prompts
         A task, or texts or lists of token ids like those that the models will get; with a chat template, a text is the
         user's turn.
@@ -401,7 +495,10 @@ def advise(
     {'do_sample': False, 'lossy_mode': 'typical', 'num_assistant_tokens': 5}
     """
     need("lab", "`advise`")
-    models, folder = Models(target, draft, dict(heads or {}), tokenizer=tokenizer), None if out is None else Path(out)
+    if prompt_lookup_num_tokens is not None:
+        bounded(1, integer=True).check("prompt_lookup_num_tokens", prompt_lookup_num_tokens)
+    models = Models(target, draft, dict(heads or {}), prompt_lookup_num_tokens or 0, tokenizer)
+    folder = None if out is None else Path(out)
     evaluation = target_alone(
         models, tokenizer, prompts, folder, limit=limit, split=split, max_new_tokens=max_new_tokens, seed=seed,
         temperature=temperature, top_p=top_p, measure=measure, batch_size=batch_size,

@@ -11,7 +11,7 @@ Rules that read more than two laws (hidden states, dropped heads, the draft's ow
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -27,6 +27,7 @@ from ...models.processing import process
 from ...models.reading import ReadText, read_text, variant_states
 from ...models.target import TargetReader
 from ..costs import Costs
+from .lookup_first import LookupFirstLogits
 from .text_logits import CHUNK, TextLogits
 
 REPLICATES = 8
@@ -48,10 +49,17 @@ class Walk:
     others: np.ndarray  # kept ones that the lossless rule would have refused
     nats: np.ndarray  # what they have less log p than the best ones, in sum
     worst: np.ndarray  # the largest of these
+    # ``(B, m + 1)`` more rounds, by the number of tokens that were looked up in a model's place
+    looked_up: np.ndarray = field(default_factory=lambda: np.zeros((1, 1)))
 
     @property
     def rounds(self) -> np.ndarray:
-        return self.sizes.sum(1)
+        return self.sizes.sum(1) + self.looked_up.sum(1)
+
+    @property
+    def most(self) -> int:
+        """The most tokens that a round writes."""
+        return max(self.sizes.shape[1], self.looked_up.shape[1])
 
     @property
     def diverged(self) -> np.ndarray:
@@ -60,12 +68,13 @@ class Walk:
 
     def row_seconds(self, costs: Costs, length: float) -> np.ndarray:
         """Return ``(B,)`` the seconds of the texts, without their prompts."""
-        return self.sizes @ [costs.round(size, length) for size in range(self.sizes.shape[1])]
+        drafted = self.sizes @ [costs.round(size, length) for size in range(self.sizes.shape[1])]
+        return drafted + self.looked_up @ [costs.read(n + 1, length) for n in range(self.looked_up.shape[1])]
 
 
 @dataclass(frozen=True, eq=False)
 class Acceptance:
-    """How a rule decides every position on its own, arrays ``(B, T)``."""
+    """How a rule decides every position on its own, arrays ``(B, T, K)`` as in :class:`TextLogits`."""
 
     keep: np.ndarray  # the probability that a drafted token is kept, given the text's own token
     others: np.ndarray  # the probability that it is, and the lossless rule would refuse it
@@ -80,12 +89,12 @@ class Acceptance:
 
         A greedy draft may ``end`` as :meth:`TextLogits.drafted` says. A ``run`` ends with the first token not kept.
         """
-        lengths, (rows, width) = laws.lengths.numpy(), self.keep.shape
-        real = np.arange(width + gamma) < lengths[:, None]
-        keep = np.where(real, np.pad(self.keep, ((0, 0), (0, gamma))), 0.0)
+        rows, width, steps = self.keep.shape
+        real = np.arange(width + gamma) < laws.lengths.numpy()[:, None]
         drafted = laws.drafted(gamma, end).numpy()
-        each = np.lib.stride_tricks.sliding_window_view(keep, gamma, axis=1)[:, :width]
-        each = np.where(np.arange(gamma) < drafted[..., None], each, 0.0)
+        each = laws.along(torch.from_numpy(self.keep), gamma).numpy()
+        inside = np.lib.stride_tricks.sliding_window_view(real, gamma, axis=1)[:, :width]
+        each = np.where(inside & (np.arange(gamma) < drafted[..., None]), each, 0.0)
         # reached[b, s, k]: the first k tokens of a draft from s on are kept.
         reached = np.concatenate([np.ones((rows, width, 1)), each.cumprod(-1)], axis=-1)
         exactly = reached - np.concatenate([reached[..., 1:], np.zeros((rows, width, 1))], axis=-1)
@@ -94,41 +103,41 @@ class Acceptance:
         for s in range(width):
             starts[:, s + 1 : s + gamma + 2] += starts[:, s, None] * exactly[:, s]
         starts = np.where(real, starts[:, : width + gamma], 0.0)[:, :width]
-        at = np.zeros((rows, width + gamma))  # the probability that a position's drafted token is kept
+        at = np.zeros((rows, width + gamma, steps))  # the probability that a position's drafted token is kept
         for k in range(gamma):
-            at[:, k : k + width] += starts * reached[..., k + 1]
+            at[:, k : k + width, min(k, steps - 1)] += starts * reached[..., k + 1]
         at = at[:, :width]
         share = np.divide(self.others, self.keep, out=np.zeros_like(self.others), where=self.keep > 0)
-        worst = np.where(at * share > 0.01, self.nats, 0.0).max(1)
+        worst = np.where(at * share > 0.01, self.nats, 0.0).max((1, 2))
         others = at * share
         if run:
             sizes = np.pad(np.einsum("bs,bsk->bk", starts, exactly), ((0, 0), (1, 0)))
         else:
             sizes = np.stack([(starts * (drafted == size)).sum(1) for size in range(gamma + 1)], axis=1)
-        return Walk(gamma, sizes, at.sum(1), others.sum(1), (others * self.nats).sum(1), worst)
+        return Walk(gamma, sizes, at.sum((1, 2)), others.sum((1, 2)), (others * self.nats).sum((1, 2)), worst)
 
 
 def greedy(rule: Acceptor, laws: TextLogits) -> Acceptance:
     """Return how a rule decides the draft's likeliest token at every position."""
-    p = torch.cat([laws.p, laws.p[:, -1:]], dim=1)
-    decision = decide(rule, Verification(laws.best, p, draft_logits=laws.q))
-    others = decision.keep & ~decision.lossless
-    return Acceptance(_array(decision.keep), _array(others), _array(_lost(laws.p, laws.best)))
+    p, q, best = (x.transpose(1, 2).flatten(0, 1) for x in (laws.p, laws.q, laws.best))  # a row of each step
+    decision = decide(rule, Verification(best, torch.cat([p, p[:, -1:]], dim=1), draft_logits=q))
+    found = decision.keep, decision.keep & ~decision.lossless, _lost(p, best)
+    return Acceptance(*(_array(x.unflatten(0, (len(laws.p), -1)).transpose(1, 2)) for x in found))
 
 
 def drawn(rule: Acceptor, laws: TextLogits) -> tuple[Acceptance, dict[str, float]]:
     """Return how a rule decides drawn tokens, each on its own, and its mean losses over all positions."""
     keep, others = np.zeros(laws.real.shape), np.zeros(laws.real.shape)
-    rows, columns = (x.numpy() for x in laws.real.nonzero(as_tuple=True))
+    real = [x.numpy() for x in laws.real.nonzero(as_tuple=True)]
     sums: dict[str, float] = {}
-    for start in range(0, len(rows), POSITIONS):
-        at = rows[start : start + POSITIONS], columns[start : start + POSITIONS]
+    for start in range(0, len(real[0]), POSITIONS):
+        at = tuple(x[start : start + POSITIONS] for x in real)
         law = emitted(rule, laws.p[at], laws.q[at])
         own = law.coupled(laws.written[at])
         keep[at], others[at] = _array(own), _array(own * law.lossy / law.kept.sum(-1).clamp(min=TINY))
         for name, values in law.losses().items():
             sums[name] = sums.get(name, 0.0) + float(values.sum())
-    losses = {name: total / len(rows) for name, total in sums.items()}
+    losses = {name: total / len(real[0]) for name, total in sums.items()}
     return Acceptance(keep, others, np.zeros_like(keep)), losses
 
 
@@ -213,41 +222,45 @@ def drawn_with(p: Tensor, q: Tensor, written: Tensor, randomness: Randomness) ->
     return tokens, torch.where(kept, second * bound, bound + second * (1 - bound))
 
 
-def rounds(rule: Acceptor, laws: TextLogits, gamma: int, do_sample: bool = False, end: float = 0.0) -> Walk:
+def rounds(
+    rule: Acceptor, laws: TextLogits | LookupFirstLogits, gamma: int, do_sample: bool = False, end: float = 0.0
+) -> Walk:
     """Walk round by round, all texts together, for rules that look at a whole draft or at earlier rounds.
 
     A draft ends once Π q(xᵢ) of its tokens is below ``end``.
     """
     copies = REPLICATES if do_sample else 1
-    spread = laws if copies == 1 else _repeated(laws, copies)
-    rows, randomness = len(spread.lengths), Randomness(0)
+    drafts, randomness = laws.drafts(copies, gamma), Randomness(0)
+    rows = len(drafts.lengths)
     start, spent = torch.zeros(rows, dtype=torch.long), torch.zeros(rows)
     kept, others, nats, worst = torch.zeros(4, rows, dtype=torch.float64)
-    sizes = torch.zeros(rows, gamma + 1, dtype=torch.float64)
-    lossy = torch.arange(gamma)
-    while (alive := start < spread.lengths).any():
-        p, q = spread.at(spread.p, start, gamma + 1), spread.at(spread.q, start, gamma)
-        tokens, numbers = spread.at(spread.best, start, gamma), randomness
+    while (alive := start < drafts.lengths).any():
+        p, q, best, written, most = drafts.after(start)
+        tokens, numbers, longest = best, randomness, q.shape[1]
         if do_sample:
-            tokens, u = drawn_with(p[:, :-1], q, spread.at(spread.written, start, gamma), randomness)
+            tokens, u = drawn_with(p[:, :-1], q, written, randomness)
             numbers = Given(u)
         sure = (_at(q.softmax(-1), tokens).cumprod(-1) >= end).sum(-1) + 1
-        room = (spread.limit - start - 1).minimum(sure).clamp(0, gamma)
-        shape = Chain(gamma, tokens.device, None if (room == gamma).all() else room)
+        room = (laws.limit - start - 1).minimum(sure).minimum(most).clamp(0, longest)
+        shape = Chain(longest, tokens.device, None if (room == longest).all() else room)
         v = Verification(tokens, p, draft_logits=q, do_sample=do_sample, randomness=numbers, shape=shape, charged=spent)
         decision = decide(rule, v)
-        length = decision.n_accepted.minimum(spread.lengths - start).where(alive, 0)
-        wrong = (decision.keep & ~decision.lossless) & (lossy < length[:, None])
+        length = decision.n_accepted.minimum(drafts.lengths - start).where(alive, 0)
+        wrong = (decision.keep & ~decision.lossless) & (torch.arange(longest) < length[:, None])
         lost = _lost(p[:, :-1], tokens).masked_fill(~wrong, 0.0)
-        sizes += torch.nn.functional.one_hot(room, gamma + 1) * alive[:, None]
+        drafts.observe(room, length, alive)
         kept += length
         others += wrong.sum(-1)
         nats += lost.sum(-1)
         worst = worst.maximum(lost.amax(-1).double())
         spent = spent if decision.charge is None else spent + decision.charge.where(alive, 0.0)
         start = torch.where(alive, start + length + 1, start)
-    sums = [_array(x.view(-1, copies, *x.shape[1:]).mean(1)) for x in (sizes, kept, others, nats)]
-    return Walk(gamma, *sums, _array(worst.view(-1, copies).amax(-1)))
+
+    def mean(x: Tensor) -> np.ndarray:
+        return _array(x.view(-1, copies, *x.shape[1:]).mean(1))
+
+    sums = [mean(x) for x in (drafts.sizes, kept, others, nats)]
+    return Walk(gamma, *sums, _array(worst.view(-1, copies).amax(-1)), mean(drafts.looked_up))
 
 
 def reads_states(rule: Acceptor) -> bool:
@@ -363,11 +376,6 @@ def _lost(p: Tensor, tokens: Tensor) -> Tensor:
 
 def _at(values: Tensor, tokens: Tensor) -> Tensor:
     return values.gather(-1, tokens[..., None])[..., 0]
-
-
-def _repeated(laws: TextLogits, copies: int) -> TextLogits:
-    fields = (laws.p, laws.q, laws.best, laws.written, laws.lengths)
-    return TextLogits(*(x.repeat_interleave(copies, 0) for x in fields), limit=laws.limit)
 
 
 def _array(values: Tensor) -> np.ndarray:

@@ -44,12 +44,13 @@ class Trial:
     tokens: np.ndarray
     rounds: np.ndarray
     drafted: np.ndarray
+    looked_up: np.ndarray | float = 0.0  # of the drafted ones, those that cost no forward of a draft
 
     @classmethod
     def of(cls, mode: str, gamma: int | str, responses: Iterable[Response]) -> Trial:
         """Return what calls of a setting say."""
         rows = [
-            (len(tokens), work[0], drafted)
+            (len(tokens), work[0], drafted, one.stats.looked_up / len(one.rows))
             for one in responses
             for tokens, work, drafted in zip(one.rows, one.work, one.drafted, strict=True)
         ]
@@ -57,7 +58,8 @@ class Trial:
 
     def row_seconds(self, costs: Costs, length: float) -> np.ndarray:
         each = zip(self.rounds, self.drafted, strict=True)
-        return np.array([rounds * costs.round(drafted / rounds, length) for rounds, drafted in each])
+        found = [rounds * costs.round(drafted / rounds, length) for rounds, drafted in each]
+        return np.array(found) - self.looked_up * costs.token(length)
 
 
 @dataclass(frozen=True, eq=False)
@@ -122,7 +124,7 @@ class Speeds:
         redrawn = [self._redrawn(each) for each in (own, base)]
         estimate = np.log(others.sum() / known.sum()) + shift
         found = around(estimate, _scaled(paired, 2), *redrawn, drift, Spread.of_mean(logs or [0.0]))
-        most = own.sizes.shape[1] * others.sum() / self.seconds(self.alone).sum()
+        most = own.most * others.sum() / self.seconds(self.alone).sum()
         return tuple(min(most, math.exp(x)) for x in found)
 
     def _drift(self, walk: Walk, ran: tuple[Trial, Walk] | None) -> tuple[float, Spread]:

@@ -73,9 +73,10 @@ def test_expected_walks_are_those_of_many_drawn_ones(gamma, limit):
     lengths = np.array([12, 9])
     keep = generator.uniform(0.3, 1.0, (2, 12))
     others, nats = keep * generator.uniform(0, 1, (2, 12)), generator.uniform(0, 3, (2, 12))
-    empty = torch.zeros(2, 12, 1)
-    of_texts = TextLogits(empty, empty, empty[..., 0].long(), empty[..., 0].long(), torch.from_numpy(lengths), limit)
-    walk = Acceptance(keep, others, nats).walk(of_texts, gamma)
+    empty = torch.zeros(2, 12, 1, 1)
+    own = empty[..., 0].long()
+    of_texts = TextLogits(empty, empty, own, own, own[..., 0] + 99, torch.from_numpy(lengths), limit)
+    walk = Acceptance(*(x[..., None] for x in (keep, others, nats))).walk(of_texts, gamma)
     draws = 20_000
     for row, length in enumerate(lengths):
         drawn = np.zeros((draws, 4))
@@ -103,13 +104,13 @@ def test_laws_are_the_models_own(models, laws):
     ids = torch.tensor([[*prompt, *answer]])
     with torch.no_grad():
         p, q = (model(ids).logits[0, len(prompt) - 1 : -1].softmax(-1) for model in (models.target, models.draft))
-    torch.testing.assert_close(laws.p[0].softmax(-1).amax(-1), p.amax(-1), atol=1e-4, rtol=1e-4)
-    own = laws.p[0].softmax(-1).gather(-1, laws.written[0, :, None])[:, 0]
+    torch.testing.assert_close(laws.p[0, :, 0].softmax(-1).amax(-1), p.amax(-1), atol=1e-4, rtol=1e-4)
+    own = laws.p[0, :, 0].softmax(-1).gather(-1, laws.written[0])[:, 0]
     torch.testing.assert_close(own, p.gather(-1, torch.tensor(answer)[:, None])[:, 0], atol=1e-4, rtol=1e-4)
-    torch.testing.assert_close(laws.q[0].softmax(-1).amax(-1), q.amax(-1), atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(laws.q[0, :, 0].softmax(-1).amax(-1), q.amax(-1), atol=1e-4, rtol=1e-4)
     of_best = p.gather(-1, q.argmax(-1, keepdim=True))[:, 0]
     torch.testing.assert_close(
-        laws.p[0].softmax(-1).gather(-1, laws.best[0, :, None])[:, 0], of_best, atol=1e-4, rtol=1e-4
+        laws.p[0, :, 0].softmax(-1).gather(-1, laws.best[0])[:, 0], of_best, atol=1e-4, rtol=1e-4
     )
     assert vocabulary > LIKELIEST
     assert LIMIT < CHUNK  # else the next line would have nothing to compare
