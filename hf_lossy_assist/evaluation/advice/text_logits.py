@@ -104,7 +104,7 @@ def read_logits(
     )
     parts, start = [], len(prompt)
     for p, q in both:
-        parts.append(_reduced(p, q, ids[0, start : start + len(p)]))
+        parts.append(reduced(p, q, ids[0, start : start + len(p)]))
         start += len(p)
     return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
 
@@ -129,7 +129,7 @@ def _positions(
         yield process(processors, ids[:, :end], logits, Chain(end - start, ids.device))[0]
 
 
-def _reduced(p: Tensor, q: Tensor, written: Tensor) -> dict[str, Tensor]:
+def reduced(p: Tensor, q: Tensor, written: Tensor) -> dict[str, Tensor]:
     """Return the laws ``(n, C)`` of logits ``(n, V)`` over the likeliest tokens of both, and the text's own."""
     few = min(LIKELIEST, p.shape[-1])
     best = q.argmax(-1, keepdim=True)
