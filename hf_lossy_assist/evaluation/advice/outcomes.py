@@ -15,6 +15,7 @@ problems, of which those that the target solves and the others have their own la
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -41,7 +42,15 @@ from .text_logits import reduced
 DRAWS = 400
 """Bootstrap samples of the labelled problems, and of the texts."""
 _TOGETHER = 64
-_LEAST, _MOST = 1e-3, 0.95  # of the correlation of a problem's labels
+# What is tried: means of π, and how alike the labels of a problem are, their correlation.
+_MEAN_ALIKE = np.array(
+    [
+        (1 / (1 + math.exp(-x / 8)), alike)
+        for x in range(-72, 40)
+        for alike in (0.002, 0.01, 0.03, 0.06, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.65, 0.8)
+    ]
+).T
+_BETAS = np.stack([_MEAN_ALIKE[0], 1 - _MEAN_ALIKE[0]]) * (1 / _MEAN_ALIKE[1] - 1)
 _KINDS = {"kind": str, "task": str, "draft": dict, "settings": dict, "runs": list}
 
 
@@ -162,27 +171,19 @@ class Labelled:
     def _changed(self, kept: np.ndarray, group: np.ndarray, again: np.ndarray, others: np.ndarray) -> np.ndarray:
         """Return ``(D + 1, B)`` 1 - E (1 - (1 + r) π)^m, where π is Beta distributed over a group of problems.
 
-        Its mean is the share of the kept labels that are important. Its spread is the analysis of variance's
-        correlation of a problem's labels.
+        Mean and spread are the likeliest ones for how many of each problem's kept labels are important.
         """
-        times, weights = self.times * group, self._of_problems(self.weights) / self._of_problems(np.ones(len(kept)))
-        n, x = self._of_problems(kept), self._of_problems(kept * self.important)
-        some = n > 0
-        own = np.divide(x, n, out=np.zeros_like(x), where=some)
-        with np.errstate(divide="ignore", invalid="ignore"):
-            mean = np.nan_to_num(times @ (weights * x) / (times @ (weights * n)))
-            total, count = times @ n, times @ some
-            plain = times @ x / total
-            between = (times * n * (own - plain[:, None]) ** 2).sum(1) / (count - 1)
-            within = times @ (x * (1 - own)) / (total - count)
-            size = (total - times @ n**2 / total) / (count - 1)
-            alike = (between - within) / (between + (size - 1) * within)
-        alike = np.clip(np.nan_to_num(alike, nan=_LEAST), _LEAST, _MOST)
-        mean = np.clip((1 + again) * mean, 1e-9, 1 - 1e-6)
+        n, x = (torch.from_numpy(self._of_problems(part))[:, None] for part in (kept, kept * self.important))
+        a, b = (torch.from_numpy(part) for part in (_BETAS[0], _BETAS[1]))
+        likely = _log_beta(a + x, b + n - x) - _log_beta(a, b)
+        mean, alike = _MEAN_ALIKE[:, ((self.times * group) @ likely.numpy()).argmax(1)]
+        mean = np.minimum((1 + again) * mean, 1 - 1e-6)
         a, b = (torch.from_numpy(part * (1 / alike - 1))[:, None] for part in (mean, 1 - mean))
-        m = torch.from_numpy(np.asarray(others, dtype=float))
-        log = torch.lgamma(b + m) - torch.lgamma(b) + torch.lgamma(a + b) - torch.lgamma(a + b + m)
-        return 1 - log.exp().numpy()
+        return 1 - (_log_beta(a, b + torch.from_numpy(np.asarray(others, dtype=float))) - _log_beta(a, b)).exp().numpy()
+
+
+def _log_beta(a: Tensor, b: Tensor) -> Tensor:
+    return torch.lgamma(a) + torch.lgamma(b) - torch.lgamma(a + b)
 
 
 def resampled(count: int, seed: int) -> np.ndarray:

