@@ -37,10 +37,14 @@ from hf_lossy_assist.training.validation import area_of, cross, deal, interval
 
 _ROWS = 64
 _DRAWS = 1000
+TRAINED = ("judge", "features alone", "judge with features")
 SHARES = (0.3, 0.5, 0.7)
 """The shares of the mismatches kept at which rules are compared."""
 
 OPERATORS = frozenset("+-*/=×÷%$^<>")
+COMPOSED = ("min_p, near_top, lenience, regret", "typical", "fsd")
+"""The rules that are also composed with a refusal of mismatches in which either token has a digit."""
+Rows = dict[str, NDArray[np.floating]]
 
 
 def scores(p: Tensor, q: Tensor, x: Tensor) -> dict[str, Tensor]:
@@ -69,23 +73,43 @@ def scores(p: Tensor, q: Tensor, x: Tensor) -> dict[str, Tensor]:
 
 
 def features(p: Tensor, q: Tensor, x: Tensor, y: Tensor, words: Mapping[int, str]) -> Tensor:
-    """Return ``(N, 14)`` quantities that cost no forward pass: of both distributions, and of the words x and y.
+    """Return ``(N, 33)`` quantities that cost no forward pass: of both distributions, and of the words x and y.
 
     ``y`` ``(N,)`` are the target's own tokens.
     """
-    rank = (p > p.gather(-1, x[:, None])).sum(-1)
-    own, of_draft = (law.gather(-1, x[:, None])[:, 0].clamp(min=1e-6).log() for law in (p, q))
+    own, of_draft, best, answer = (
+        law.gather(-1, of[:, None])[:, 0].clamp(min=1e-6).log() for law, of in ((p, x), (q, x), (p, y), (q, y))
+    )
     laws = [
-        js_divergence(p, q), kl_divergence(p, q).clamp(max=20), own - p.amax(-1).log(), own, of_draft, entropy(p),
-        entropy(q), rank.clamp(max=20).float(),
+        js_divergence(p, q), kl_divergence(p, q).clamp(max=20), kl_divergence(q, p).clamp(max=20),
+        own - p.amax(-1).log(), own, of_draft, best, answer, entropy(p), entropy(q),
+        (p > p.gather(-1, x[:, None])).sum(-1).clamp(max=20).float(),
     ]  # fmt: skip
     kinds = []
     for a, b in zip((words[i] for i in x.tolist()), (words[i] for i in y.tolist()), strict=True):
-        kinds.append((
-            any(c.isdigit() for c in a), any(c.isdigit() for c in b), bool(OPERATORS & {*a, *b}),
-            a.strip().lower() == b.strip().lower(), not any(c.isalnum() for c in a), len(a) - len(b),
-        ))  # fmt: skip
+        same = a.strip().lower() == b.strip().lower()
+        kinds.append((*kinds_of(a), *kinds_of(b), same, len(a) - len(b)))
     return torch.cat([torch.stack(laws, -1).double(), torch.tensor(kinds, dtype=torch.float64)], dim=-1)
+
+
+def kinds_of(word: str) -> tuple[float, ...]:
+    """Return what a word is made of: digits, operators, letters, punctuation, brackets, blanks, its case and length."""
+    return (
+        has_digit(word), bool(OPERATORS & {*word}), word.strip().isalpha(), not any(c.isalnum() for c in word),
+        bool({*"()[]{}\\"} & {*word}), word.isspace(), "\n" in word, word[:1] == " ", word.strip()[:1].isupper(),
+        len(word),
+    )  # fmt: skip
+
+
+def has_digit(word: str) -> bool:
+    return any(c.isdigit() for c in word)
+
+
+def without_digits(order: Mapping[str, NDArray[np.floating]], digits: NDArray[np.bool_]) -> Rows:
+    """Return by rule how early it keeps tokens if all mismatches with a digit come last."""
+    places = {name: np.unique(order[name], return_inverse=True)[1] for name in COMPOSED}
+    last = {f"{name}; no digits": place - digits * len(digits) for name, place in places.items()}
+    return last | {"no digits": -digits.astype(float)}
 
 
 def dropped(head: torch.nn.Module, states: Tensor, q: Tensor, x: Tensor, paths: int = 5) -> Tensor:
@@ -102,7 +126,7 @@ def unseen(examples: Examples, free: NDArray[np.floating]) -> dict[str, NDArray[
     """Return by judge how early it keeps tokens, out of fold: one of states, one of free features, and one of both."""
     both = replace(examples, states={**examples.states, "features": free.astype(np.float32)})
     state = "target_previous"
-    judges = {"judge": [state], "features alone": ["features"], "judge with features": [state, "features"]}
+    judges = dict(zip(TRAINED, ([state], ["features"], [state, "features"]), strict=True))
     folds, grid = deal(both), regressions(STRENGTHS)
     return {name: -cross(grid, columns, both, folds).probabilities for name, columns in judges.items()}
 
@@ -257,7 +281,8 @@ def read(
             decisions.append(dropped(heads[0], states[0], laws[1], x[rows]))
     examples = read_judged(data).examples
     order = {name: torch.cat(parts).numpy() for name, parts in found.items()}
-    order |= unseen(examples, torch.cat(free).numpy())
+    digits = np.array([has_digit(words[a] + words[b]) for a, b in zip(x.tolist(), y.tolist(), strict=True)])
+    order |= without_digits(order, digits) | unseen(examples, torch.cat(free).numpy())
     dropmatch = torch.cat(decisions).int().tolist()
     with gzip.open(out, "wt", encoding="utf-8") as lines:
         for i in range(len(examples)):
@@ -291,6 +316,36 @@ def show(
         typer.echo(f"| {' | '.join(cells)} |".replace("| --- ", "|---").replace("--- |", "---|"))
     if plot is not None:
         draw(curves, plot, rows.name.removesuffix(".jsonl.gz"))
+
+
+@app.command(cls=CleanCommand)
+def choose(
+    rows: Annotated[Path, typer.Argument(help="What `read` has written.")],
+    others: Annotated[
+        list[Path] | None, typer.Argument(help="The same of other tasks, to judge the choice on.")
+    ] = None,
+) -> None:
+    """Choose the best rule without training on half of the problems, and judge it on the other half, then elsewhere.
+
+    The best one pays least in the mean of the shares. It stands beside the judge and a blind choice.
+    """
+    curves = Curves.read(rows)
+    first = np.isin(curves.examples.prompts, np.unique(curves.examples.prompts)[::2])
+    known = curves.where(first)
+    free = [rule for rule in known.order if rule not in TRAINED]
+    best = min(free, key=lambda rule: sum(known.paid(rule, share)[0] for share in SHARES))
+    typer.echo(f"chosen on {len(np.unique(known.examples.prompts))} problems: {best}\n")
+    typer.echo("| judged on | problems | f | important of its kept, % | less blind | less the judge |")
+    typer.echo("|---|---|---|---|---|---|")
+    for path in (rows, *(others or ())):
+        own = curves.where(~first) if path is rows else Curves.read(path)
+        for share in SHARES:
+            paid = own.paid(best, share)
+            gaps = [100 * (paid - other) for other in (own.blind, own.paid(TRAINED[0], share))]
+            cells = [f"{gap[0]:+.1f} ({interval(gap[1:])[0]:+.1f} … {interval(gap[1:])[1]:+.1f})" for gap in gaps]
+            count = len(np.unique(own.examples.prompts))
+            name = path.name.removesuffix(".jsonl.gz")
+            typer.echo(f"| {name} | {count} | {share} | {100 * paid[0]:.1f} | {' | '.join(cells)} |")
 
 
 if __name__ == "__main__":
