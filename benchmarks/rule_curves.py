@@ -41,9 +41,10 @@ TRAINED = ("judge", "features alone", "judge with features")
 SHARES = (0.3, 0.5, 0.7)
 """The shares of the mismatches kept at which rules are compared."""
 
+DIGITS = frozenset("0123456789")
 OPERATORS = frozenset("+-*/=×÷%$^<>")
 COMPOSED = ("min_p, near_top, lenience, regret", "typical", "fsd")
-"""The rules that are also composed with a refusal of mismatches in which either token has a digit."""
+"""The rules that are also composed with a refusal of mismatches in which either token has a digit, or an operator."""
 Rows = dict[str, NDArray[np.floating]]
 
 
@@ -95,21 +96,20 @@ def features(p: Tensor, q: Tensor, x: Tensor, y: Tensor, words: Mapping[int, str
 def kinds_of(word: str) -> tuple[float, ...]:
     """Return what a word is made of: digits, operators, letters, punctuation, brackets, blanks, its case and length."""
     return (
-        has_digit(word), bool(OPERATORS & {*word}), word.strip().isalpha(), not any(c.isalnum() for c in word),
+        bool(DIGITS & {*word}), bool(OPERATORS & {*word}), word.strip().isalpha(), not any(c.isalnum() for c in word),
         bool({*"()[]{}\\"} & {*word}), word.isspace(), "\n" in word, word[:1] == " ", word.strip()[:1].isupper(),
         len(word),
     )  # fmt: skip
 
 
-def has_digit(word: str) -> bool:
-    return any(c.isdigit() for c in word)
-
-
-def without_digits(order: Mapping[str, NDArray[np.floating]], digits: NDArray[np.bool_]) -> Rows:
-    """Return by rule how early it keeps tokens if all mismatches with a digit come last."""
-    places = {name: np.unique(order[name], return_inverse=True)[1] for name in COMPOSED}
-    last = {f"{name}; no digits": place - digits * len(digits) for name, place in places.items()}
-    return last | {"no digits": -digits.astype(float)}
+def composed(order: Mapping[str, NDArray[np.floating]], refused: Mapping[str, NDArray[np.bool_]]) -> Rows:
+    """Return by rule how early it keeps tokens if all that another rule has ``refused`` ``(N,)`` come last."""
+    found = {}
+    for word, mask in refused.items():
+        for name in COMPOSED:
+            found[f"{name}; {word}"] = np.unique(order[name], return_inverse=True)[1] - mask * len(mask)
+        found[word] = -mask.astype(float)
+    return found
 
 
 def dropped(head: torch.nn.Module, states: Tensor, q: Tensor, x: Tensor, paths: int = 5) -> Tensor:
@@ -281,8 +281,10 @@ def read(
             decisions.append(dropped(heads[0], states[0], laws[1], x[rows]))
     examples = read_judged(data).examples
     order = {name: torch.cat(parts).numpy() for name, parts in found.items()}
-    digits = np.array([has_digit(words[a] + words[b]) for a, b in zip(x.tolist(), y.tolist(), strict=True)])
-    order |= without_digits(order, digits) | unseen(examples, torch.cat(free).numpy())
+    both = [words[a] + words[b] for a, b in zip(x.tolist(), y.tolist(), strict=True)]
+    refused = {"no digits": DIGITS, "no digits or operators": DIGITS | OPERATORS}
+    refused = {word: np.array([bool(chars & {*text}) for text in both]) for word, chars in refused.items()}
+    order |= composed(order, refused) | unseen(examples, torch.cat(free).numpy())
     dropmatch = torch.cat(decisions).int().tolist()
     with gzip.open(out, "wt", encoding="utf-8") as lines:
         for i in range(len(examples)):

@@ -101,10 +101,10 @@ def test_features_are_those_of_the_laws_and_words():
     assert found == pytest.approx(expected, abs=1e-5)
 
 
-def test_what_has_a_digit_comes_last():
+def test_what_another_rule_refuses_comes_last():
     digits = np.array([True, False, True, False])
     order = dict.fromkeys(rule_curves.COMPOSED, np.array([0.9, 0.1, 0.3, 0.2]))
-    found = rule_curves.without_digits(order, digits)
+    found = rule_curves.composed(order, {"no digits": digits})
     assert set(found) == {*(f"{name}; no digits" for name in order), "no digits"}
     for own in found.values():
         assert min(own[~digits]) > max(own[digits])

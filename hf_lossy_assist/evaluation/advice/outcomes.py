@@ -150,19 +150,23 @@ class Labelled:
         """Return ``(K,)`` sums over the labels of each problem."""
         return np.bincount(self.problems, weights=values, minlength=len(self.solved))
 
-    def outcomes(self, kept: np.ndarray, others: np.ndarray) -> dict[str, Interval]:
+    def outcomes(self, kept: np.ndarray, others: np.ndarray, solved: np.ndarray | None = None) -> dict[str, Interval]:
         """Return how many of 100 answers become wrong, ``lost``, and right, ``won``, with 95 % intervals.
 
-        ``others`` ``(B,)`` are the tokens that the rule keeps of each text and that the target would not have written;
-        ``kept`` ``(N,)`` is how it decides the labels. Intervals are over both kinds of problems. ``won`` is missing
-        where the labels do not say which changed answers are right.
+        ``others`` ``(B,)`` are the tokens that the rule keeps of each text and that the target would not have written,
+        and ``solved`` ``(B,)`` tells which of the target's answers are right; by default, that is as likely as among
+        the labelled problems. ``kept`` ``(N,)`` is how the rule decides the labels. Intervals are over these problems
+        and over the texts. ``won`` is missing where the labels do not say which changed answers are right.
         """
         texts = resampled(len(others), 1)
-        share = self.times @ self.solved / self.times.sum(1)
+        right = (self.times @ self.solved / self.times.sum(1))[:, None] if solved is None else solved
         again = np.nan_to_num(self.again)
         found = {}
-        for name, group, factor in (("lost", self.solved, share), ("won", ~self.solved, (1 - share) * self.again)):
-            changed = (texts * self._changed(kept, group, again, others)).sum(1) / texts.sum(1)
+        for name, group, share, factor in (
+            ("lost", self.solved, right, 1.0),
+            ("won", ~self.solved, 1 - right, self.again),
+        ):
+            changed = (texts * share * self._changed(kept, group, again, others)).sum(1) / texts.sum(1)
             values = 100 * factor * changed / (1 + again)
             if not np.isnan(values[0]):
                 found[name] = (float(values[0]), *map(float, np.nanquantile(values[1:], (0.025, 0.975))))
