@@ -36,6 +36,7 @@ from hf_lossy_assist.training.judge_training import STRENGTHS, regressions
 from hf_lossy_assist.training.validation import area_of, cross, deal, interval
 
 _ROWS = 64
+RATES = DROPOUTS[1::3]
 _DRAWS = 1000
 TRAINED = ("judge", "features alone", "judge with features")
 SHARES = (0.3, 0.5, 0.7)
@@ -116,7 +117,7 @@ def dropped(head: torch.nn.Module, states: Tensor, q: Tensor, x: Tensor, paths: 
     """Return ``(N, R)`` whether DropMatch keeps tokens, for each dropout that it knows; all have the same masks."""
     uniform = torch.rand((len(x), paths, states.shape[-1]), generator=torch.Generator().manual_seed(0))
     kept = []
-    for rate in DROPOUTS[1:]:
+    for rate in RATES:
         mask = (uniform >= rate).to(states.dtype) / (1 - rate)
         kept.append(DropMatch(dropout=rate).keep(compared(head, states, q, x, mask))[:, 0])
     return torch.stack(kept, -1)
@@ -176,7 +177,7 @@ class Curves:
         important, found = self.draws * self.examples.labels, {}
         for name, own in self.order.items():
             order = np.argsort(-own, kind="stable")
-            ends = np.flatnonzero(np.append(np.diff(own[order]) != 0, True))  # a knob keeps ties together
+            ends = np.flatnonzero(np.append(own[order][1:] != own[order][:-1], True))  # a knob keeps ties together
             found[name] = tuple(part[:, order].cumsum(1)[:, ends] for part in (self.draws, important))
         kept = self.decisions[:, np.argsort(self.decisions.mean(0), kind="stable")]
         found["dropmatch"] = tuple(part @ kept for part in (self.draws, important))

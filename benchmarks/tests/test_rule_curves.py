@@ -82,7 +82,7 @@ def test_dropped_heads_keep_more_as_they_err_more():
         q = (p + torch.randn(200, WIDTH, generator=draw) * 3).softmax(-1)
         differ = p.argmax(-1) != q.argmax(-1)
         kept = rule_curves.dropped(head, states[differ], q[differ], q[differ].argmax(-1)).float().mean(0)
-    assert len(kept) == len(rule_curves.DROPOUTS) - 1
+    assert len(kept) == len(rule_curves.RATES)
     assert kept[0] < 0.1
     assert kept[-1] > kept[0] + 0.2
 
@@ -149,6 +149,18 @@ def test_what_a_rule_pays_is_counted(tmp_path):
     assert curves.paid("dropmatch", (1 - matter) / 2)[0] == pytest.approx(0.0)
     assert curves.paid("dropmatch", 1 - matter / 2)[0] == pytest.approx(matter / 2 / (1 - matter / 2))
     assert curves.where(curves.examples.solved).blind.shape == curves.blind.shape
+
+
+def test_what_a_rule_never_keeps_stays_together(tmp_path):
+    """A knob keeps ties at once, also those at minus infinity: between them and all, their mean counts."""
+    rows = rows_of(3, 40, 1.0)
+    for row in rows[::2]:
+        row["order"]["knows"] = float("-inf")
+    kept, important = Curves.read(written(tmp_path / "rows.jsonl.gz", rows)).curves["knows"]
+    total = sum(row["weight"] for row in rows)
+    assert kept.shape[1] == len(rows) // 2 + 1
+    assert kept[0, -2] == pytest.approx(sum(row["weight"] for row in rows[1::2]) / total)
+    assert important[0, -2] == pytest.approx(sum(row["weight"] * row["important"] for row in rows[1::2]) / total)
 
 
 def test_what_is_known_is_shown_and_what_is_guessed_is_not(tmp_path):
