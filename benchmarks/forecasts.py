@@ -41,7 +41,7 @@ def forecasts(labels: Labelled, folder: Path) -> Iterator[tuple[str, int, list[t
         kept = labels.kept(acceptor, gamma)
         own, before = modes.get(label, {}), modes[reference]
         ids = sorted(own.keys() & before.keys())
-        if kept is None or not ids or not kept.any():
+        if kept is None or not ids or acceptor.is_lossless(do_sample=False):
             continue
         solved, right = (np.array([each[i].score > 0 for i in ids]) for each in (before, own))
         found = labels.outcomes(kept, np.array([own[i].lossy for i in ids], dtype=float), solved)

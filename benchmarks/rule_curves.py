@@ -231,10 +231,12 @@ def _p_of(draws: NDArray[np.float64]) -> float:
 
 def draw(curves: Curves, path: Path, title: str) -> None:
     """Draw the share of the important mismatches that each rule keeps over the share of all."""
+    from matplotlib import colormaps
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(7, 7), layout="constrained")
-    axes = figure.add_subplot()
+    figure = Figure(figsize=(11, 7), layout="constrained")
+    axes = figure.add_subplot(aspect="equal")
+    axes.set_prop_cycle(color=colormaps["tab20"].colors)
     matter = curves.blind[0]
     axes.plot([0, 1], [0, 1], color="0.8", label="a blind choice")
     axes.plot([0, 1 - matter, 1], [0, 0, 1], color="0.5", linestyle=":", label="one that knows the labels")
@@ -242,7 +244,7 @@ def draw(curves: Curves, path: Path, title: str) -> None:
         style = "o" if rule == "dropmatch" else "-"
         axes.plot([0, *kept[0]], [0, *important[0] / matter], style, markersize=3, linewidth=1.2, label=rule)
     axes.set(xlabel="share of the mismatches kept", ylabel="share of the important ones kept", title=title)
-    axes.legend(fontsize="small")
+    figure.legend(loc="outside right center", fontsize="small")
     figure.savefig(path, dpi=120)
 
 
