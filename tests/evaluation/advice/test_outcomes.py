@@ -11,11 +11,13 @@ from hf_lossy_assist.core.messages import Verification
 from hf_lossy_assist.errors import LossyUnsupportedError, LossyValueError
 from hf_lossy_assist.evaluation.advice.advising import Advising, target_alone
 from hf_lossy_assist.evaluation.advice.outcomes import Labelled
+from hf_lossy_assist.evaluation.costs import Costs
 from hf_lossy_assist.evaluation.modes import Models
 from hf_lossy_assist.training.label_folder import load_mined
 from tests.training.parts import labelling, run, tiny_parts
 
 LAWS = torch.zeros(1, 1)
+STEADY = Costs((1,), (0.0,), (0.0,), (0.1,), {1: (1.0,), 33: (1.0,)})
 
 
 @pytest.fixture(scope="module")
@@ -82,8 +84,9 @@ def test_a_folder_without_labels_is_refused(mined, tmp_path):
         Labelled.read(tmp_path, mined[1])
 
 
-def test_advice_has_answers_lost_and_won(mined, tmp_path):
+def test_advice_has_answers_lost_and_won(mined, monkeypatch):
     """Without labels nothing is claimed; with them, ``lossless`` changes nothing, and ``everything`` the most."""
+    monkeypatch.setattr(Advising, "_costs", lambda self, length: [STEADY] * 3)
     folder, models, parts = mined
     prompts = [list(prompt.tokens) for prompt in parts.prompts(3)]
     answers = target_alone(models, parts.tokenizer, prompts, max_new_tokens=12)
