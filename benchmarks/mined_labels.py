@@ -1,16 +1,17 @@
 """``python -m benchmarks.mined_labels``: labels of ``mine`` without the states, which are too large to keep here.
 
 ``keep`` writes the labels of a folder to a file. ``restore`` reads the states again, in one forward pass of each model
-for each prompt, into a folder with which ``mine`` goes on. A prompt is known by its place among the task's, and by a
-checksum of its tokens.
+for each prompt, into a folder with which ``mine`` goes on. ``complete`` finds out which changed answers are right, for
+labels that do not say it. A prompt is known by its place among the task's, and by a checksum of its tokens.
 """
 
 from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Generator, Iterable, Iterator, Mapping
+from dataclasses import astuple, dataclass, field, fields, replace
+from functools import partial
 from operator import itemgetter
 from pathlib import Path
 from typing import Annotated, Any
@@ -29,7 +30,7 @@ from hf_lossy_assist.training.judge_labels import JudgeMiner
 from hf_lossy_assist.training.label_folder import MINED, Mined, load_mined
 from hf_lossy_assist.training.labelling import Labelling, mine
 from hf_lossy_assist.training.labels import JudgeLabels
-from hf_lossy_assist.training.search import Found, Mismatch, Searched
+from hf_lossy_assist.training.search import Ask, Continue, Found, Mismatch, Request, Searched, Searches
 from hf_lossy_assist.training.writing import Prompt, ResponseCost
 
 Search = tuple[ResponseCost, Found]
@@ -43,6 +44,24 @@ class Known:
     searches: Mapping[int, Search] = field(default_factory=dict)
     checksums: Mapping[int, int] = field(default_factory=dict)
 
+    def of(self, prompt: Prompt, task: Task) -> Search:
+        """Return the search of a prompt, completed by what its answers say."""
+        if self.checksums.get(prompt.id) not in (None, checksum(prompt.tokens)):
+            raise LossyValueError(
+                f"`file` has labels of another prompt than {prompt.id} of `task`, "
+                f"{prompt.example.prompt[:80]!r}; give the task and the data that were mined"
+            )
+        cost, found = self.searches[prompt.id]
+        if found.solved is None and prompt.example.answer:
+            found = replace(found, solved=task.equivalent(found.answer, prompt.example.answer))
+        labels = tuple(
+            replace(one, right=found.solved and not one.important)
+            if one.right is None and (found.solved or not one.important)
+            else one
+            for one in found.mismatches
+        )
+        return cost, replace(found, mismatches=labels)
+
 
 @dataclass(frozen=True)
 class KnownLabels:
@@ -53,17 +72,8 @@ class KnownLabels:
 
     def run(self, prompts: Iterable[Prompt]) -> Iterator[Searched]:
         for prompt in prompts:
-            if prompt.id not in self.known.searches:
-                continue
-            if self.known.checksums.get(prompt.id) not in (None, checksum(prompt.tokens)):
-                raise LossyValueError(
-                    f"`file` has labels of another prompt than {prompt.id} of `task`, "
-                    f"{prompt.example.prompt[:80]!r}; give the task and the data that were mined"
-                )
-            cost, found = self.known.searches[prompt.id]
-            if found.solved is None and prompt.example.answer:
-                found = replace(found, solved=self.task.equivalent(found.answer, prompt.example.answer))
-            yield Searched(prompt, cost, found)
+            if prompt.id in self.known.searches:
+                yield Searched(prompt, *self.known.of(prompt, self.task))
 
 
 @dataclass(frozen=True)
@@ -77,6 +87,24 @@ class RestoredLabels(JudgeLabels):
 
     def miner(self, labelling: Labelling) -> JudgeMiner:
         return JudgeMiner(KnownLabels(self.known, labelling.task), labelling.models)
+
+
+@dataclass(eq=False)
+class Completing(Searches):
+    """Writes the changed texts of known labels anew, where these do not say whether the changed answer is right."""
+
+    known: Known = field(default_factory=Known)
+
+    def search(self, prompt: Prompt) -> Generator[Request, Any, Found]:
+        _, found = self.known.of(prompt, self.task)
+        labels = []
+        for one in found.mismatches:
+            if one.right is None and prompt.example.answer:
+                # Nothing before an important mismatch has changed since.
+                text = self.decode((yield Continue((*found.last[: one.index], one.draft_token))))
+                one = replace(one, right=bool((yield Ask(partial(self.task.correct, prompt.example, text)))))
+            labels.append(one)
+        return replace(found, mismatches=tuple(labels))
 
 
 def labels_of_mismatches(argument: str, folder: Path) -> Mined:
@@ -99,6 +127,12 @@ def search_of(record: Mapping[str, Any]) -> tuple[int, Search]:
     return record["prompt_id"], (cost, Found(first, last, record["answer"], mismatches, record["solved"]))
 
 
+def _entry(one: Mismatch) -> list[Any]:
+    # Every mismatch may have been labelled; then none stands for others.
+    values = [*astuple(one)]
+    return values if one.right is not None else values[: 4 if one.weight == 1 else 5]
+
+
 def read(path: Path) -> Known:
     records = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
     checksums = {record["prompt_id"]: record["prompt"] for record in records if "prompt" in record}
@@ -118,49 +152,99 @@ def keep(
 ) -> None:
     """Write the labels of a folder, a line for each prompt, without texts and states."""
     mined = labels_of_mismatches("folder", folder)
-    names = ("index", "target_token", "draft_token", "important", "weight")
+    names = [each.name for each in fields(Mismatch) if each.name in mined.tokens.column_names]
     labels: dict[int, list[list[Any]]] = {}
     for prompt, *values in zip(mined.tokens["prompt_id"], *(mined.tokens[name] for name in names), strict=True):
-        labels.setdefault(prompt, []).append(values)
+        labels.setdefault(prompt, []).append(_entry(Mismatch(*values)))
     kept = []
     for row in sorted((row for row in mined.prompts if row["status"] == MINED), key=itemgetter("prompt_id")):
         if longest is None or max(len(row["first_response"]), len(row["last_response"])) <= longest:
-            own = labels.get(row["prompt_id"], [])
-            # Every mismatch may have been labelled; then none stands for others.
-            mismatches = [values if values[-1] != 1 else values[:-1] for values in own]
-            record = {name: row[name] for name in _COLUMNS} | {"mismatches": mismatches}
+            record = {name: row[name] for name in _COLUMNS} | {"mismatches": labels.get(row["prompt_id"], [])}
             kept.append(record | {"prompt": checksum(row["prompt_tokens"])})
     out.unlink(missing_ok=True)
     append_lines(out, kept)
     typer.echo(f"{len(kept)} prompts, {sum(len(record['mismatches']) for record in kept)} mismatches")
 
 
+File = Annotated[Path, typer.Argument(help="What `keep` has written.")]
+TaskName = Annotated[str, typer.Option(help="The task that was mined.")]
+Longest = Annotated[int, typer.Option(min=1, help="Longest response.")]
+
+
 @app.command(cls=CleanCommand)
 def restore(
-    file: Annotated[Path, typer.Argument(help="What `keep` has written.")],
+    file: File,
     out: Annotated[Path, typer.Option(help="Folder for the labels.")],
-    task: Annotated[str, typer.Option(help="The task that was mined.")],
+    task: TaskName,
     pair: PairName = None,
     model: Target = None,
     assistant: Assistant = None,
     dtype: Dtype = None,
     data: TaskData = None,
-    max_new_tokens: Annotated[int, typer.Option(min=1, help="Longest response.")] = 160,
+    max_new_tokens: Longest = 160,
     settings: Settings = None,
 ) -> None:
     """Read the states of known labels anew; `mine` with the same options and folder goes on with other prompts.
 
     The number of prompts is that of the file.
     """
-    given, known = read_set(settings, SETTINGS), read(file)
+    known = read(file)
+    labels = RestoredLabels(known=known)
+    labelling = _labelling(labels, known, settings, pair, model, assistant, dtype, task, data, max_new_tokens)
+    mine(labelling, out, provenance=provenance(labelling.draft.device))
+
+
+@app.command(cls=CleanCommand)
+def complete(
+    file: File,
+    out: Annotated[Path, typer.Option(metavar="FILE", help="The file to write, with lines in the same order.")],
+    task: TaskName,
+    pair: PairName = None,
+    model: Target = None,
+    assistant: Assistant = None,
+    dtype: Dtype = None,
+    data: TaskData = None,
+    max_new_tokens: Longest = 160,
+    batch_size: Annotated[int, typer.Option(min=1, help="Prompts at once.")] = 32,
+    writer_dtype: Annotated[str | None, typer.Option(help="int8 or int4: a rounded copy of the target writes.")] = None,
+    settings: Settings = None,
+) -> None:
+    """Find out which changed answers are right: those at important mismatches of unsolved prompts are written anew."""
+    known = read(file)
+    labels = JudgeLabels(writer_dtype=writer_dtype)
+    labelling = replace(
+        _labelling(labels, known, settings, pair, model, assistant, dtype, task, data, max_new_tokens),
+        batch_size=batch_size,
+    )
+    searches = labels.miner(labelling).searches
+    given = {each.name: getattr(searches, each.name) for each in fields(searches)}
+    found: dict[int, Found] = {}
+    for one in Completing(**given, known=known).run(p for p in labelling.prompts() if p.id in known.searches):
+        if one.found is None:
+            raise one.error
+        found[one.prompt.id] = one.found
+    records = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+    for record in records:
+        one = found[record["prompt_id"]]
+        record |= {"solved": one.solved, "mismatches": [_entry(label) for label in one.mismatches]}
+    out.unlink(missing_ok=True)
+    append_lines(out, records)
+    rights = [label.right for one in found.values() if not one.solved for label in one.mismatches if label.important]
+    typer.echo(f"{len(rights)} changed answers of unsolved prompts, {sum(map(bool, rights))} of them right")
+
+
+def _labelling(
+    labels: JudgeLabels, known: Known, settings: list[str] | None, pair: str | None, model: str | None,
+    assistant: str | None, dtype: str | None, task: str, data: str | None, max_new_tokens: int,
+) -> Labelling:  # fmt: skip
+    given = read_set(settings, SETTINGS)
     setup = Setup.of(pair, model, assistant, dtype, None, given, task=task, data=data, split=given.get("split"))
     loaded = setup.load()
-    labelling = Labelling(
-        loaded.task, loaded.tokenizer, loaded.target, loaded.draft, RestoredLabels(known=known),
+    return Labelling(
+        loaded.task, loaded.tokenizer, loaded.target, loaded.draft, labels,
         limit=max(known.searches, default=0) + 1, split=setup.split, max_new_tokens=max_new_tokens,
         settings={"data": data, "task_settings": setup.task_settings},
     )  # fmt: skip
-    mine(labelling, out, provenance=provenance(loaded.draft.device))
 
 
 if __name__ == "__main__":

@@ -36,11 +36,17 @@ from hf_lossy_assist.training.judge_training import STRENGTHS, regressions
 from hf_lossy_assist.training.validation import area_of, cross, deal, interval
 
 _ROWS = 64
+RATES = DROPOUTS[1::3]
 _DRAWS = 1000
+TRAINED = ("judge", "features alone", "judge with features")
 SHARES = (0.3, 0.5, 0.7)
 """The shares of the mismatches kept at which rules are compared."""
 
+DIGITS = frozenset("0123456789")
 OPERATORS = frozenset("+-*/=×÷%$^<>")
+COMPOSED = ("min_p, near_top, lenience, regret", "typical", "fsd")
+"""The rules that are also composed with a refusal of mismatches in which either token has a digit, or an operator."""
+Rows = dict[str, NDArray[np.floating]]
 
 
 def scores(p: Tensor, q: Tensor, x: Tensor) -> dict[str, Tensor]:
@@ -69,30 +75,49 @@ def scores(p: Tensor, q: Tensor, x: Tensor) -> dict[str, Tensor]:
 
 
 def features(p: Tensor, q: Tensor, x: Tensor, y: Tensor, words: Mapping[int, str]) -> Tensor:
-    """Return ``(N, 14)`` quantities that cost no forward pass: of both distributions, and of the words x and y.
+    """Return ``(N, 33)`` quantities that cost no forward pass: of both distributions, and of the words x and y.
 
     ``y`` ``(N,)`` are the target's own tokens.
     """
-    rank = (p > p.gather(-1, x[:, None])).sum(-1)
-    own, of_draft = (law.gather(-1, x[:, None])[:, 0].clamp(min=1e-6).log() for law in (p, q))
+    own, of_draft, best, answer = (
+        law.gather(-1, of[:, None])[:, 0].clamp(min=1e-6).log() for law, of in ((p, x), (q, x), (p, y), (q, y))
+    )
     laws = [
-        js_divergence(p, q), kl_divergence(p, q).clamp(max=20), own - p.amax(-1).log(), own, of_draft, entropy(p),
-        entropy(q), rank.clamp(max=20).float(),
+        js_divergence(p, q), kl_divergence(p, q).clamp(max=20), kl_divergence(q, p).clamp(max=20),
+        own - p.amax(-1).log(), own, of_draft, best, answer, entropy(p), entropy(q),
+        (p > p.gather(-1, x[:, None])).sum(-1).clamp(max=20).float(),
     ]  # fmt: skip
     kinds = []
     for a, b in zip((words[i] for i in x.tolist()), (words[i] for i in y.tolist()), strict=True):
-        kinds.append((
-            any(c.isdigit() for c in a), any(c.isdigit() for c in b), bool(OPERATORS & {*a, *b}),
-            a.strip().lower() == b.strip().lower(), not any(c.isalnum() for c in a), len(a) - len(b),
-        ))  # fmt: skip
+        same = a.strip().lower() == b.strip().lower()
+        kinds.append((*kinds_of(a), *kinds_of(b), same, len(a) - len(b)))
     return torch.cat([torch.stack(laws, -1).double(), torch.tensor(kinds, dtype=torch.float64)], dim=-1)
+
+
+def kinds_of(word: str) -> tuple[float, ...]:
+    """Return what a word is made of: digits, operators, letters, punctuation, brackets, blanks, its case and length."""
+    return (
+        bool(DIGITS & {*word}), bool(OPERATORS & {*word}), word.strip().isalpha(), not any(c.isalnum() for c in word),
+        bool({*"()[]{}\\"} & {*word}), word.isspace(), "\n" in word, word[:1] == " ", word.strip()[:1].isupper(),
+        len(word),
+    )  # fmt: skip
+
+
+def composed(order: Mapping[str, NDArray[np.floating]], refused: Mapping[str, NDArray[np.bool_]]) -> Rows:
+    """Return by rule how early it keeps tokens if all that another rule has ``refused`` ``(N,)`` come last."""
+    found = {}
+    for word, mask in refused.items():
+        for name in COMPOSED:
+            found[f"{name}; {word}"] = np.unique(order[name], return_inverse=True)[1] - mask * len(mask)
+        found[word] = -mask.astype(float)
+    return found
 
 
 def dropped(head: torch.nn.Module, states: Tensor, q: Tensor, x: Tensor, paths: int = 5) -> Tensor:
     """Return ``(N, R)`` whether DropMatch keeps tokens, for each dropout that it knows; all have the same masks."""
     uniform = torch.rand((len(x), paths, states.shape[-1]), generator=torch.Generator().manual_seed(0))
     kept = []
-    for rate in DROPOUTS[1:]:
+    for rate in RATES:
         mask = (uniform >= rate).to(states.dtype) / (1 - rate)
         kept.append(DropMatch(dropout=rate).keep(compared(head, states, q, x, mask))[:, 0])
     return torch.stack(kept, -1)
@@ -102,7 +127,7 @@ def unseen(examples: Examples, free: NDArray[np.floating]) -> dict[str, NDArray[
     """Return by judge how early it keeps tokens, out of fold: one of states, one of free features, and one of both."""
     both = replace(examples, states={**examples.states, "features": free.astype(np.float32)})
     state = "target_previous"
-    judges = {"judge": [state], "features alone": ["features"], "judge with features": [state, "features"]}
+    judges = dict(zip(TRAINED, ([state], ["features"], [state, "features"]), strict=True))
     folds, grid = deal(both), regressions(STRENGTHS)
     return {name: -cross(grid, columns, both, folds).probabilities for name, columns in judges.items()}
 
@@ -152,7 +177,7 @@ class Curves:
         important, found = self.draws * self.examples.labels, {}
         for name, own in self.order.items():
             order = np.argsort(-own, kind="stable")
-            ends = np.flatnonzero(np.append(np.diff(own[order]) != 0, True))  # a knob keeps ties together
+            ends = np.flatnonzero(np.append(own[order][1:] != own[order][:-1], True))  # a knob keeps ties together
             found[name] = tuple(part[:, order].cumsum(1)[:, ends] for part in (self.draws, important))
         kept = self.decisions[:, np.argsort(self.decisions.mean(0), kind="stable")]
         found["dropmatch"] = tuple(part @ kept for part in (self.draws, important))
@@ -206,10 +231,12 @@ def _p_of(draws: NDArray[np.float64]) -> float:
 
 def draw(curves: Curves, path: Path, title: str) -> None:
     """Draw the share of the important mismatches that each rule keeps over the share of all."""
+    from matplotlib import colormaps
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(7, 7), layout="constrained")
-    axes = figure.add_subplot()
+    figure = Figure(figsize=(11, 7), layout="constrained")
+    axes = figure.add_subplot(aspect="equal")
+    axes.set_prop_cycle(color=colormaps["tab20"].colors)
     matter = curves.blind[0]
     axes.plot([0, 1], [0, 1], color="0.8", label="a blind choice")
     axes.plot([0, 1 - matter, 1], [0, 0, 1], color="0.5", linestyle=":", label="one that knows the labels")
@@ -217,7 +244,7 @@ def draw(curves: Curves, path: Path, title: str) -> None:
         style = "o" if rule == "dropmatch" else "-"
         axes.plot([0, *kept[0]], [0, *important[0] / matter], style, markersize=3, linewidth=1.2, label=rule)
     axes.set(xlabel="share of the mismatches kept", ylabel="share of the important ones kept", title=title)
-    axes.legend(fontsize="small")
+    figure.legend(loc="outside right center", fontsize="small")
     figure.savefig(path, dpi=120)
 
 
@@ -257,7 +284,10 @@ def read(
             decisions.append(dropped(heads[0], states[0], laws[1], x[rows]))
     examples = read_judged(data).examples
     order = {name: torch.cat(parts).numpy() for name, parts in found.items()}
-    order |= unseen(examples, torch.cat(free).numpy())
+    both = [words[a] + words[b] for a, b in zip(x.tolist(), y.tolist(), strict=True)]
+    refused = {"no digits": DIGITS, "no digits or operators": DIGITS | OPERATORS}
+    refused = {word: np.array([bool(chars & {*text}) for text in both]) for word, chars in refused.items()}
+    order |= composed(order, refused) | unseen(examples, torch.cat(free).numpy())
     dropmatch = torch.cat(decisions).int().tolist()
     with gzip.open(out, "wt", encoding="utf-8") as lines:
         for i in range(len(examples)):
@@ -291,6 +321,36 @@ def show(
         typer.echo(f"| {' | '.join(cells)} |".replace("| --- ", "|---").replace("--- |", "---|"))
     if plot is not None:
         draw(curves, plot, rows.name.removesuffix(".jsonl.gz"))
+
+
+@app.command(cls=CleanCommand)
+def choose(
+    rows: Annotated[Path, typer.Argument(help="What `read` has written.")],
+    others: Annotated[
+        list[Path] | None, typer.Argument(help="The same of other tasks, to judge the choice on.")
+    ] = None,
+) -> None:
+    """Choose the best rule without training on half of the problems, and judge it on the other half, then elsewhere.
+
+    The best one pays least in the mean of the shares. It stands beside the judge and a blind choice.
+    """
+    curves = Curves.read(rows)
+    first = np.isin(curves.examples.prompts, np.unique(curves.examples.prompts)[::2])
+    known = curves.where(first)
+    free = [rule for rule in known.order if rule not in TRAINED]
+    best = min(free, key=lambda rule: sum(known.paid(rule, share)[0] for share in SHARES))
+    typer.echo(f"chosen on {len(np.unique(known.examples.prompts))} problems: {best}\n")
+    typer.echo("| judged on | problems | f | important of its kept, % | less blind | less the judge |")
+    typer.echo("|---|---|---|---|---|---|")
+    for path in (rows, *(others or ())):
+        own = curves.where(~first) if path is rows else Curves.read(path)
+        for share in SHARES:
+            paid = own.paid(best, share)
+            gaps = [100 * (paid - other) for other in (own.blind, own.paid(TRAINED[0], share))]
+            cells = [f"{gap[0]:+.1f} ({interval(gap[1:])[0]:+.1f} … {interval(gap[1:])[1]:+.1f})" for gap in gaps]
+            count = len(np.unique(own.examples.prompts))
+            name = path.name.removesuffix(".jsonl.gz")
+            typer.echo(f"| {name} | {count} | {share} | {100 * paid[0]:.1f} | {' | '.join(cells)} |")
 
 
 if __name__ == "__main__":

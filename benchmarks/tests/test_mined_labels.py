@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
+
 import pytest
 import torch
 from typer.testing import CliRunner
@@ -10,6 +13,7 @@ from benchmarks import mined_labels
 from hf_lossy_assist.cli import app
 from hf_lossy_assist.training.label_folder import load_mined
 from tests.tiny_pair import tiny_pair_folder  # noqa: F401
+from tests.training.parts import Letters
 
 
 def run(application, *arguments):
@@ -23,6 +27,13 @@ def options(tiny_pair_folder):  # noqa: F811
     target, draft = (tiny_pair_folder / role for role in ("target", "draft"))
     task = ["--task", "tests.training.parts:Letters", "--max-new-tokens", 8]
     return [*task, "--model", target, "--assistant", draft, "--dtype", "float32"]
+
+
+class Counted(Letters):
+    """Every other prompt has an answer that the target does not give at once."""
+
+    def examples(self, split, n):
+        return [replace(one, answer=str(i % 2)) for i, one in enumerate(super().examples(split, n))]
 
 
 def test_states_are_read_anew_and_mining_goes_on(options, tmp_path):
@@ -62,3 +73,19 @@ def test_labels_of_other_prompts_are_refused(options, tmp_path):
     result = CliRunner().invoke(mined_labels.app, list(map(str, restore)))
     assert result.exit_code != 0
     assert "labels of another prompt than 2" in result.output + str(result.exception)
+
+
+def test_changed_answers_are_completed(options, tmp_path):
+    """What `mine` knows of changed answers is forgotten, and found out anew."""
+    options[1] = "benchmarks.tests.test_mined_labels:Counted"
+    run(app, "mine", *options, "--limit", 12, "--out", tmp_path / "data")
+    run(mined_labels.app, "keep", tmp_path / "data", tmp_path / "known.jsonl")
+    known = [json.loads(line) for line in (tmp_path / "known.jsonl").read_text().splitlines()]
+    rights = [values[5] for record in known for values in record["mismatches"] if not record["solved"] and values[3]]
+    assert any(rights)
+    forgotten = [{**x, "solved": None, "mismatches": [values[:4] for values in x["mismatches"]]} for x in known]
+    (tmp_path / "old.jsonl").write_text("".join(f"{json.dumps(record)}\n" for record in forgotten))
+    complete = ["complete", tmp_path / "old.jsonl", "--out", tmp_path / "new.jsonl", "--batch-size", 3]
+    printed = run(mined_labels.app, *complete, *options)
+    assert printed == f"{len(rights)} changed answers of unsolved prompts, {sum(rights)} of them right\n"
+    assert (tmp_path / "new.jsonl").read_text() == (tmp_path / "known.jsonl").read_text()

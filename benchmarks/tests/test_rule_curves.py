@@ -82,7 +82,7 @@ def test_dropped_heads_keep_more_as_they_err_more():
         q = (p + torch.randn(200, WIDTH, generator=draw) * 3).softmax(-1)
         differ = p.argmax(-1) != q.argmax(-1)
         kept = rule_curves.dropped(head, states[differ], q[differ], q[differ].argmax(-1)).float().mean(0)
-    assert len(kept) == len(rule_curves.DROPOUTS) - 1
+    assert len(kept) == len(rule_curves.RATES)
     assert kept[0] < 0.1
     assert kept[-1] > kept[0] + 0.2
 
@@ -92,11 +92,23 @@ def test_features_are_those_of_the_laws_and_words():
     (found,) = features(p, q, torch.tensor([1]), torch.tensor([0]), {0: " 12", 1: " +"}).tolist()
     middle = (p + q) / 2
     js = 0.5 * (p * (p / middle).log() + q * (q / middle).log()).sum().item()
+    kinds = [0, 1, 0, 1, 0, 0, 0, 1, 0, 2, 1, 0, 0, 0, 0, 0, 0, 1, 0, 3]  # of " +" and " 12"
     expected = [
-        js, (p * (p / q).log()).sum().item(), np.log(0.3 / 0.5), np.log(0.3), np.log(0.7),
-        -(p * p.log()).sum().item(), -(q * q.log()).sum().item(), 1, 0, 1, 1, 0, 1, -1,
+        js, (p * (p / q).log()).sum().item(), (q * (q / p).log()).sum().item(), np.log(0.3 / 0.5), np.log(0.3),
+        np.log(0.7), np.log(0.5), np.log(0.2), -(p * p.log()).sum().item(), -(q * q.log()).sum().item(), 1, *kinds, 0,
+        -1,
     ]  # fmt: skip
     assert found == pytest.approx(expected, abs=1e-5)
+
+
+def test_what_another_rule_refuses_comes_last():
+    digits = np.array([True, False, True, False])
+    order = dict.fromkeys(rule_curves.COMPOSED, np.array([0.9, 0.1, 0.3, 0.2]))
+    found = rule_curves.composed(order, {"no digits": digits})
+    assert set(found) == {*(f"{name}; no digits" for name in order), "no digits"}
+    for own in found.values():
+        assert min(own[~digits]) > max(own[digits])
+    assert np.argsort(-found["fsd; no digits"]).tolist() == [3, 1, 0, 2]
 
 
 def rows_of(seed: int, problems: int, knows: float) -> list[dict]:
@@ -107,6 +119,7 @@ def rows_of(seed: int, problems: int, knows: float) -> list[dict]:
         for _ in range(4):
             important = bool(rng.random() < 0.3)
             order = {"knows": rng.normal() - knows * important, "guesses": rng.normal()}
+            order |= {name: rng.normal() - important for name in rule_curves.TRAINED}
             rows.append({
                 "prompt": problem, "solved": problem % 2 == 0, "weight": float(rng.integers(1, 3)),
                 "important": important, "order": order, "dropmatch": [0, 1, int(not important)],
@@ -138,6 +151,18 @@ def test_what_a_rule_pays_is_counted(tmp_path):
     assert curves.where(curves.examples.solved).blind.shape == curves.blind.shape
 
 
+def test_what_a_rule_never_keeps_stays_together(tmp_path):
+    """A knob keeps ties at once, also those at minus infinity: between them and all, their mean counts."""
+    rows = rows_of(3, 40, 1.0)
+    for row in rows[::2]:
+        row["order"]["knows"] = float("-inf")
+    kept, important = Curves.read(written(tmp_path / "rows.jsonl.gz", rows)).curves["knows"]
+    total = sum(row["weight"] for row in rows)
+    assert kept.shape[1] == len(rows) // 2 + 1
+    assert kept[0, -2] == pytest.approx(sum(row["weight"] for row in rows[1::2]) / total)
+    assert important[0, -2] == pytest.approx(sum(row["weight"] * row["important"] for row in rows[1::2]) / total)
+
+
 def test_what_is_known_is_shown_and_what_is_guessed_is_not(tmp_path):
     """With 2,000 mismatches a rule pays 0.3 ± 0.02 by chance, and one that knows the labels far less."""
     path = written(tmp_path / "rows.jsonl.gz", rows_of(1, 500, 1.0))
@@ -156,3 +181,18 @@ def test_rules_that_guess_are_seldom_shown(tmp_path):
         gap = curves.paid("guesses", 0.5) - curves.blind
         called += rule_curves._p_of(gap) < 0.05
     assert called <= 6
+
+
+def test_the_rule_that_is_chosen_is_judged_on_other_problems(tmp_path):
+    """The one that knows is chosen; how good it is, is counted on the second half, beside the judge, as in `paid`."""
+    path = written(tmp_path / "rows.jsonl.gz", rows_of(1, 200, 2.0))
+    other = written(tmp_path / "other.jsonl.gz", rows_of(2, 100, 0.0))
+    lines = run(rule_curves.app, "choose", path, other).output.splitlines()
+    assert lines[0] == "chosen on 100 problems: knows"
+    curves = Curves.read(path)
+    half = curves.where(curves.examples.prompts % 2 == 1)
+    for line, share in zip(lines[4:7], rule_curves.SHARES, strict=True):
+        paid = 100 * half.paid("knows", share)[0]
+        assert line.startswith(f"| rows | 100 | {share} | {paid:.1f} | {paid - 100 * half.blind[0]:+.1f} (")
+        assert f"| {paid - 100 * half.paid('judge', share)[0]:+.1f} (" in line
+    assert [line.split(" | ")[:2] for line in lines[7:]] == [["| other", "100"]] * 3

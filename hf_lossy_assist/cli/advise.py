@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -49,6 +50,12 @@ def advise(
             metavar="C,…", help="Tables for other hardware: a drafted token's time, as a share of a token's."
         ),
     ] = None,
+    labels: Annotated[
+        Path | None,
+        options.of_output(
+            metavar="FOLDER", help="Labels of `mine --labels judge`: also predict answers lost and won of 100."
+        ),
+    ] = None,
     out: options.OutFolder = None,
     as_json: Annotated[
         bool, options.of_output("--json", help="Print what advice.json has, in place of tables.")
@@ -75,7 +82,7 @@ def advise(
             prompt_lookup_num_tokens=given.get("prompt_lookup"), split=setup.split,
             max_new_tokens=given.get("max_new_tokens"), heads=loaded.heads, temperature=setup.temperature,
             top_p=setup.top_p, batch_size=batch_size, tune=given.get("tune", False), seed=setup.seed, out=out,
-            measure="task" if setup.is_scored else None, track=bar.track,
+            labels=labels, measure="task" if setup.is_scored else None, track=bar.track,
         )  # fmt: skip
     if as_json:
         typer.echo(json.dumps(advice.entry, indent=2, ensure_ascii=False))

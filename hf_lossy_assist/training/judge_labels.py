@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import pyarrow as pa
@@ -57,7 +57,7 @@ class JudgeMiner:
         return PromptResult(searched.prompt, MINED, columns, tokens)
 
     def _tokens(self, prompt: Prompt, response: Sequence[int], mismatches: Sequence[Mismatch]) -> dict[str, Any]:
-        names = ("index", "target_token", "draft_token", "important", "weight")
+        names = [each.name for each in fields(Mismatch)]
         columns: dict[str, Any] = {name: [getattr(one, name) for one in mismatches] for name in names}
         for role, model in self.models.items():
             if role not in self._read:
@@ -83,7 +83,7 @@ def judge_schemas(widths: Mapping[str, int]) -> Schemas:
         "retokenised": pa.int32(),
     }
     tokens = {"index": pa.int32(), "target_token": pa.int32(), "draft_token": pa.int32(), "important": pa.bool_()}
-    tokens |= {"weight": pa.float32()}
+    tokens |= {"weight": pa.float32(), "right": pa.bool_()}
     return table_schemas(prompts, tokens, widths)
 
 

@@ -98,4 +98,6 @@ def load_mined(folder: str | Path) -> Mined:
         raise LossyValueError(
             f"`folder` has to hold mined prompts, but {str(folder)!r} has none yet; repeat the `mine` command"
         )
-    return Mined(manifest, *(datasets.Dataset(pa.concat_tables([part[x] for part in parts])) for x in TABLES))
+    # What an older run has not written is not known.
+    tables = (pa.concat_tables([part[x] for part in parts], promote_options="default") for x in TABLES)
+    return Mined(manifest, *map(datasets.Dataset, tables))

@@ -49,8 +49,8 @@ Request = Continue | Guess | Ask
 class Mismatch:
     """A mismatch: the tokens of target and draft at position ``index`` of the response.
 
-    It is important if the draft's token changes the answer. It stands for ``weight`` mismatches of its prompt: for
-    itself alone if all were labelled.
+    It is important if the draft's token changes the answer, and ``right`` tells whether the answer is right then; None
+    where that is not known. It stands for ``weight`` mismatches of its prompt: for itself alone if all were labelled.
     """
 
     index: int
@@ -58,6 +58,7 @@ class Mismatch:
     draft_token: int
     important: bool
     weight: float = 1.0
+    right: bool | None = None
 
 
 @dataclass(frozen=True)
@@ -144,7 +145,10 @@ def search(
         new = yield Continue((*last[:t], guesses[t]))
         new_text = decode(new)
         kept = yield Ask(partial(task.keeps_answer, example, text, new_text))
-        mismatches.append(Mismatch(t, last[t], guesses[t], not kept, weight))
+        right = found.solved
+        if not kept and example.answer:
+            right = bool((yield Ask(partial(task.correct, example, new_text))))
+        mismatches.append(Mismatch(t, last[t], guesses[t], not kept, weight, right))
         if kept:
             last, text, guesses = new, new_text, guesses[: t + 1]
     return replace(found, last=last, mismatches=tuple(mismatches))
@@ -244,11 +248,15 @@ class Searches:
     def _begin(self, slot: int) -> None:
         """Give a slot the next prompt, if any."""
         if (prompt := next(self._source, None)) is not None:
-            cost, start = ResponseCost(), self.chosen.start(prompt.id)
+            cost = ResponseCost()
             self.writer.begin(slot, prompt, cost)
-            steps = search(prompt.example, self.task, self.decode, chosen=self.chosen, start=start)
-            self._running[slot] = _Running(prompt, cost, steps)
+            self._running[slot] = _Running(prompt, cost, self.search(prompt))
             self._reply(slot, None)
+
+    def search(self, prompt: Prompt) -> Generator[Request, Any, Found]:
+        """Return the search of one prompt."""
+        start = self.chosen.start(prompt.id)
+        return search(prompt.example, self.task, self.decode, chosen=self.chosen, start=start)
 
     def _reply_all(self, replies: Iterable[tuple[int, Any]]) -> None:
         for slot, reply in replies:

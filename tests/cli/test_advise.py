@@ -42,8 +42,9 @@ def test_rows_are_of_the_rules_and_draft_lengths_asked_for(bundled, tmp_path):
     }
     assert {*found["rows"][0]} == {
         *("mode", "gamma", "kept", "tokens_per_call", "times_lossless", "low", "high", "times_alone", "others", "ran"),
-        *("nats", "worst"),
+        *("nats", "worst", "lost", "won"),
     }
+    assert found["rows"][0]["lost"] is found["rows"][0]["won"] is None  # nothing is said of answers without labels
     assert found["costs"]["target"]["1"] > 0
     assert all(row["low"] <= row["times_lossless"] <= row["high"] for row in found["rows"])
 

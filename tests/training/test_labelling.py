@@ -19,7 +19,7 @@ from tests.forking import ended, fork
 from tests.tiny_models import tiny
 from tests.training.parts import Checksum, labelling, run, tiny_parts
 
-LABELS = ("index", "target_token", "draft_token", "important", "weight")
+LABELS = ("index", "target_token", "draft_token", "important", "weight", "right")
 
 
 def test_everything_is_stored(tmp_path):
@@ -30,8 +30,7 @@ def test_everything_is_stored(tmp_path):
     found = {result.prompt.id: result.found for result in parts.searches(2).run(parts.prompts(5))}
     tokens = mined.tokens.with_format("torch")
     assert set(tokens.column_names) == {
-        "prompt_id", "index", "target_token", "draft_token", "important", "weight", "target_previous", "target_draft",
-        "draft_previous", "draft_draft",
+        "prompt_id", *LABELS, "target_previous", "target_draft", "draft_previous", "draft_draft",
     }  # fmt: skip
     for prompt in mined.prompts:
         i = prompt["prompt_id"]

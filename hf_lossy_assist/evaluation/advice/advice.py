@@ -16,6 +16,7 @@ from ...errors import LossyUnsupportedError, LossyValueError, nearest
 from ...generation.spelling import Spelling
 from ...values import Rule, is_number
 from ..modes import EVERYTHING, DecodingMode
+from ..quality import Interval
 from ..tables import NumberTable, as_text, milliseconds, number, percent, table
 from .replay import Walk
 from .speeds import Speeds, Trial
@@ -46,6 +47,8 @@ class Row:
     tv: float | None = None  # between p and what the rule emits where it decides, in the mean; when sampling
     kl: float | None = None
     outside: float | None = None  # the mass that it emits where p is 0
+    lost: Interval | None = None  # right answers of 100 that become wrong, and wrong ones that become right: by labels
+    won: Interval | None = None
 
     @property
     def loss(self) -> float | None:
@@ -61,6 +64,7 @@ class Replayed:
     walks: Mapping[int | str, Walk]
     shown: tuple[int | str, ...] = ()  # the draft lengths that were asked for; empty for the best one
     losses: Mapping[str, float] = field(default_factory=dict)  # ``tv``, ``kl`` and ``outside``, when sampling
+    answers: Callable[[Walk], Mapping[str, Interval]] = lambda walk: {}  # ``lost`` and ``won``, where labels tell
 
 
 @dataclass(frozen=True, eq=False)
@@ -150,6 +154,7 @@ class Advice:
         return Row(
             one.mode.label, walk.gamma, float(walk.kept.sum() / rounds), float(total / rounds), times, low, high,
             alone, others, len(ran[0].tokens) if ran else 0, **(one.losses if self.sampled else greedily),
+            **one.answers(walk),
         )  # fmt: skip
 
     def _ran(self, one: Replayed, gamma: int | str) -> tuple[Trial, Walk] | None:
@@ -308,9 +313,8 @@ class Advice:
         settings = [f"lossless@{self._lossless.gamma}", *(with_gamma(row.mode, row.gamma) for row in few)]
         size = "" if self.speeds.rows == 1 else f" --batch-size {self.speeds.rows}"
         modes = ",".join(["plain", *settings])
-        return (
-            f"What other tokens do to answers is not measured here. Next: lossy-assist evaluate … --modes {modes}{size}"
-        )
+        known = "predicted, not measured" if any(row.lost for row in self.rows) else "not measured here"
+        return f"What other tokens do to answers is {known}. Next: lossy-assist evaluate … --modes {modes}{size}"
 
     def table(self) -> NumberTable:
         """Lay out the rows."""
@@ -327,6 +331,9 @@ class Advice:
             columns["out-\nside\n(%)"] = lambda row: percent(row.outside, 1)
         else:
             columns |= {"nats": lambda row: _three(row.nats), "worst": lambda row: f"{row.worst:.1f}"}
+        for name in ("lost", "won"):
+            if any(getattr(row, name) for row in self.rows):
+                columns[f"{name}\nof 100"] = lambda row, name=name: _spread(getattr(row, name))
         return table(self.rows, columns, "What each rule brings")
 
     def __str__(self) -> str:
@@ -356,6 +363,10 @@ class Advice:
 def with_gamma(mode: str, gamma: int | str) -> str:
     """Return a mode as it is spelt with a draft length."""
     return str(replace(Spelling.read(mode), gamma=gamma))
+
+
+def _spread(found: Interval | None) -> str:
+    return "" if found is None else "{:.1f} ({:.1f} … {:.1f})".format(*found)
 
 
 def _three(value: float | None) -> str:

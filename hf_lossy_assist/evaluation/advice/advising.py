@@ -39,10 +39,12 @@ from ..costs import FREE, KEEP_ALL, Costs, merged, repeated_costs
 from ..costs import GAMMAS as TIMED
 from ..evaluation import Evaluation, Track, progress_bar
 from ..modes import EVERYTHING, DecodingMode, Models, parse_modes
+from ..quality import Interval
 from ..requests import PromptBatch, PromptList, Prompts, run_request
 from .advice import DRAFT_COST, Advice, Replayed, Row
 from .drawing import draw
 from .lookup_first import Continuations, LookupFirstLogits, chances_of
+from .outcomes import Labelled
 from .replay import Acceptance, Walk, decided, drawn, greedy, reads_states, rounds
 from .speeds import Speeds, Trial
 from .text_drafts import read_drafts
@@ -107,6 +109,7 @@ class Advising:
     rows: int = 1  # how many prompts are decoded together
     guard: int = 8  # on how many prompts, at least, the recommended setting and its neighbours run
     out: Path | None = None  # a folder of answers, which an interrupted run goes on with
+    labels: str | Path | None = None  # a folder of `mine --labels judge`, by which answers lost and won are predicted
     track: Track = field(default=lambda items, **_: items)
 
     def __post_init__(self) -> None:
@@ -160,7 +163,8 @@ class Advising:
 
     def run(self) -> Advice:
         """Let the target answer, read the answers, time the models, and replay every rule."""
-        rules, laws = self.rules, self.laws
+        rules, _ = self.rules, self.labelled  # what is wrong with them is said first
+        laws = self.laws
         tokens = laws.lengths.double().numpy()
         length = float(np.mean([batch.ids.shape[1] for batch in self._batches]) + tokens.mean() / 2)
         repeats = self._costs(round(length))
@@ -208,6 +212,18 @@ class Advising:
             for batch in self.track(batches, description=f"running {row.mode}")
         ]
         return Trial.of(row.mode, row.gamma, made)
+
+    @cached_property
+    def labelled(self) -> Labelled | None:
+        """The labels, if there are any."""
+        if self.labels is None:
+            return None
+        if self.temperature is not None:
+            raise LossyUnsupportedError(
+                "`labels` tell what greedy decoding does to answers, but here tokens are drawn; leave `labels` out"
+            )
+        task = self.evaluation.task
+        return Labelled.read(self.labels, self.models, None if isinstance(task, PromptList) else task.name)
 
     @cached_property
     def laws(self) -> TextLogits | LookupFirstLogits:
@@ -368,7 +384,12 @@ class Advising:
                 return Replayed(replace(mode, gamma=None), {walk.gamma: walk}, (walk.gamma,))
             walks = {gamma: alone.walk(self.laws, *end) for gamma, end in ends.items()}
         walks = {gamma: replace(walk, gamma=gamma) for gamma, walk in walks.items()}
-        return Replayed(replace(mode, gamma=None), walks, tuple(shown), losses)
+        return Replayed(replace(mode, gamma=None), walks, tuple(shown), losses, partial(self._answers, rule))
+
+    def _answers(self, rule: Acceptor, walk: Walk) -> dict[str, Interval]:
+        """Return how many answers a rule loses and wins, where labels tell."""
+        kept = None if self.labelled is None else self.labelled.kept(rule, walk.sizes.shape[1] - 1)
+        return {} if kept is None else self.labelled.outcomes(kept, walk.others)
 
     def _ends(self, rule: Acceptor) -> dict[int | str, tuple[int, float]]:
         """Return how long a rule's drafts may be, and the bound that ends them, for each setting that is tried."""
@@ -428,6 +449,7 @@ def advise(
     tune: bool = False,
     seed: int = 0,
     measure: str | None = None,
+    labels: str | Path | None = None,
     out: str | Path | None = None,
     track: Track = progress_bar,
 ) -> Advice:
@@ -471,6 +493,10 @@ def advise(
     measure
         How the answers in ``out`` are scored, as for :func:`~hf_lossy_assist.evaluate`; by default not at all, or as
         those that are there.
+    labels
+        A folder of ``lossy-assist mine --labels judge`` for these models and prompts like these. By its labels, each
+        rule's row predicts how many of 100 greedy answers become wrong or right (:mod:`.outcomes` has the model);
+        rules that read states are left out. Without labels, nothing is said about answers.
     track
         Shows progress, as for :func:`~hf_lossy_assist.evaluate`.
     out
@@ -504,4 +530,6 @@ def advise(
         temperature=temperature, top_p=top_p, measure=measure, batch_size=batch_size,
     )  # fmt: skip
     evaluation = replace(evaluation, limit=len(evaluation.examples) // batch_size * batch_size or evaluation.limit)
-    return Advising(evaluation, modes or "", tuple(gammas), draft_cost, tune, batch_size, out=folder, track=track).run()
+    return Advising(
+        evaluation, modes or "", tuple(gammas), draft_cost, tune, batch_size, out=folder, labels=labels, track=track
+    ).run()
