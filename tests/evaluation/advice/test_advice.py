@@ -218,7 +218,7 @@ def test_tokens_that_a_text_does_not_tell_stand_beside_it(models, tokenizer, tmp
 
 @pytest.mark.parametrize(("given", "said"), [
     ({"draft_cost": -1}, "`draft_cost` has to be a number above 0"),
-    ({"modes": "min_p@auto", "temperature": 1.0}, "'min_p@auto', but drawn drafts, and those of batches or of prompt lookup"),
+    ({"modes": "min_p@auto", "temperature": 1.0}, "'min_p@auto', but drawn drafts, and those of batches"),
     ({"rows": 2}, "`batch_size` has to be at most half the number of prompts, 1, but is 2"),
 ])  # fmt: skip
 def test_wrong_arguments_are_refused_before_any_forward(models, tokenizer, monkeypatch, given, said):
