@@ -20,6 +20,7 @@ SETTINGS = {
     "prompt_lookup": DRAFTING["prompt_lookup"],
     "max_new_tokens": LONGEST,
     "dtype": "the weights' type; as stored by default, float32 with --pair arithmetic",
+    "draft_cost": "also a table for hardware where a drafted token takes so much of a token's; [C,C,…] for several",
     "tune": "true times more draft lengths, more often",
 }
 
@@ -44,12 +45,6 @@ def advise(
         str | None, options.of_decoding(metavar="N,…", help="Draft lengths to show; each rule's best by default.")
     ] = None,
     sample: options.Sample = False,
-    draft_cost: Annotated[
-        str | None,
-        options.of_output(
-            metavar="C,…", help="Tables for other hardware: a drafted token's time, as a share of a token's."
-        ),
-    ] = None,
     labels: Annotated[
         Path | None,
         options.of_output(
@@ -72,9 +67,10 @@ def advise(
     setup = Setup.of(
         pair, model, assistant, given.get("dtype"), draft_dtype, given, head=head, task=task, data=data, sample=sample
     )
-    lengths, shares = options.numbers("--gammas", gammas, int), options.numbers("--draft-cost", draft_cost, float)
+    lengths, costs = options.numbers("--gammas", gammas, int), given.get("draft_cost", [])
+    shares = costs if isinstance(costs, list) else [costs]
     for share in shares:
-        DRAFT_COST.check("--draft-cost", share)
+        DRAFT_COST.check("draft_cost", share)
     loaded, screen = setup.load(), Console(stderr=as_json)
     with progress(screen) as bar:
         advice = advice_on(

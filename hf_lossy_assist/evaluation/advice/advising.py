@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -44,11 +44,13 @@ from ..requests import PromptBatch, PromptList, Prompts, run_request
 from .advice import DRAFT_COST, Advice, Replayed, Row
 from .drawing import draw
 from .lookup_first import Continuations, LookupFirstLogits, chances_of
-from .outcomes import Labelled
 from .replay import Acceptance, Walk, decided, drawn, greedy, reads_states, rounds
 from .speeds import Speeds, Trial
 from .text_drafts import read_drafts
 from .text_logits import LIKELIEST, TextLogits, processors_of, read_logits
+
+if TYPE_CHECKING:
+    from .outcomes import Labelled
 
 GAMMAS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32)
 """Draft lengths among which each rule's best is looked for."""
@@ -218,6 +220,8 @@ class Advising:
         """The labels, if there are any."""
         if self.labels is None:
             return None
+        from .outcomes import Labelled  # needs pyarrow, which the package alone does without
+
         if self.temperature is not None:
             raise LossyUnsupportedError(
                 "`labels` tell what greedy decoding does to answers, but here tokens are drawn; leave `labels` out"
