@@ -151,8 +151,9 @@ def test_each_variant_computes_the_model_and_launches_what_it_should(tmp_path, m
     rows = {x["variant"]: x for x in said(tmp_path) if "variant" in x}
     assert not run.failed
     assert [*rows] == [*one_each]
-    products = {name: row["a_layer"]["aten::mm"] for name, row in rows.items()}
-    assert [*products.values()] == [7, 7, 5 * 7, 4, 7]  # fused: qkv, o, gate and up, down
+    products = {name: row["a_layer"].get("aten::mm", 0) for name, row in rows.items()}
+    # Fused are qkv, o, gate and up, down. Few rows are multiplied by int8 weights in sums, which read these as stored.
+    assert [*products.values()] == [7, 7, 5 * 7, 4, 0]
     for name, row in rows.items():
         assert [*row["error"]] == ["1", "2"]
         assert all(x < 1e-5 if "int8" not in name else 1e-4 < x < 0.05 for x in row["error"].values())
