@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from torch import Tensor, nn
 from transformers import PreTrainedModel
@@ -25,6 +26,16 @@ _PLACES = 16  # of these tokens that are tried, from the newest
 
 
 _SIZES = {"int8": 1, "int4": 0.5}
+
+
+def expected_matches(a: Any, count: Any) -> Any:
+    """Return how many of ``count`` tokens are expected to match where each does with probability a: Σ aⁱ."""
+    return a * (1 - a**count) / (1 - a)
+
+
+def text_per_cost(rounds: Any, kept: Any, calls: Any, price: float) -> Any:
+    """Return the tokens that rounds wrote per cost of a forward of the target, where ``kept`` drafted ones stayed."""
+    return (rounds + kept) / (rounds + price * calls)
 
 
 class Repeats:
@@ -72,7 +83,7 @@ class Repeats:
     def expected(self, count: int) -> float:
         """Return how many of ``count`` tokens are expected to match: Σ aⁱ."""
         a = (self.length + self._hits[self._kind]) / (self.length + 2 + self._tries[self._kind])
-        return a * (1 - a**count) / (1 - a)
+        return expected_matches(a, count)
 
     @property
     def _kind(self) -> int:
@@ -112,8 +123,7 @@ class _Row:
         """Tell whether ``count`` looked-up tokens promise more text per cost than the other drafter does."""
         if not self.repeats.length or self.rounds == 1:
             return False
-        others = (self.rounds + self.kept) / (self.rounds + price * self.calls)
-        return 1 + self.repeats.expected(count) > others
+        return 1 + self.repeats.expected(count) > text_per_cost(self.rounds, self.kept, self.calls, price)
 
 
 class LookupFirstDrafter(Drafter):

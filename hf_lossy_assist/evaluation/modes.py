@@ -66,7 +66,7 @@ class Models:
     @property
     def drafts_at_once(self) -> bool:
         """Whether one forward of the draft gives all tokens of a round."""
-        return getattr(self.draft, "longest", None) is not None
+        return self.longest < math.inf
 
     @property
     def longest(self) -> float:

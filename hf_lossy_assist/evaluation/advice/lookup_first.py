@@ -12,7 +12,7 @@ from torch.nn.functional import pad
 
 from ...compat import CandidateGenerator
 from ...drafting.draft_ends import DEFAULT_NUM_TOKENS
-from ...drafting.lookup_first import Repeats
+from ...drafting.lookup_first import Repeats, expected_matches, text_per_cost
 from .text_logits import Drafts, TextLogits, rounds_of
 
 
@@ -90,8 +90,8 @@ class LookupFirstDrafts(Drafts):
         a = self.laws.at(self._chances[..., None], start, 1)[:, 0]
         count = (self.laws.limit - start - 1).clamp(0, self._looking.gamma)
         rounds, kept, calls = self._own.unbind(1)
-        expected = a * (1 - a**count) / (1 - a)
-        self._looks = looks = (a > 0) & (rounds > 1) & (1 + expected > (rounds + kept) / (rounds + self._price * calls))
+        others = text_per_cost(rounds, kept, calls, self._price)
+        self._looks = looks = (a > 0) & (rounds > 1) & (1 + expected_matches(a, count) > others)
         n = max(self.gamma, self._looking.gamma)
         both = zip(super().after(start), self._looking.after(start), (n + 1, n, n, n, None), strict=True)
         return tuple(_chosen(looks, *parts) for parts in both)
