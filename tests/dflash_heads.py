@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 from hf_lossy_assist.drafting.dflash import DFlash
 from hf_lossy_assist.drafting.dflash_config import DFlashConfig
 from hf_lossy_assist.drafting.state_drafter import LayerStates
-from tests.eagle3_heads import SIZES, layer
+from tests.eagle3_heads import SIZES, filled, layer
 from tests.tiny_models import VOCAB, prompt, tiny
 
 BLOCK = 6
@@ -27,17 +27,7 @@ def random_dflash(drafted: int | None = None, seed: int = 0, layers: dict | None
     config = layer("qwen3", **{"num_hidden_layers": 2} | (layers or {}))
     defaults = {"target_hidden_size": 32, "target_layers": (0, 1), "block_size": BLOCK, "mask_token_id": MASK}
     defaults["mask_token_id"] = config.vocab_size - 1
-    head = DFlash(DFlashConfig(config, drafted or config.vocab_size, **defaults | values))
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for name, parameter in head.named_parameters():
-            parameter.copy_(torch.randn(parameter.shape, generator=generator) * (0.3 if "norm" in name else 0.2))
-            if "norm" in name:
-                parameter += 1
-        if head.d2t is not None:
-            ids = torch.randperm(config.vocab_size, generator=generator)[:drafted].sort().values
-            head.d2t.copy_(ids - torch.arange(drafted))
-    return head.eval()
+    return filled(DFlash(DFlashConfig(config, drafted or config.vocab_size, **defaults | values)), seed)
 
 
 def trained_dflash(target, prompts: torch.Tensor, steps: int = 60, **values) -> DFlash:

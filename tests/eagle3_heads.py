@@ -14,6 +14,7 @@ from hf_lossy_assist.drafting.eagle3 import Eagle3
 from hf_lossy_assist.drafting.eagle3_config import Eagle3Config
 from hf_lossy_assist.drafting.state_drafter import LayerStates
 from hf_lossy_assist.drafting.state_head import StateHead
+from hf_lossy_assist.drafting.stored_head import StoredHead
 from tests.tiny_models import VOCAB, prompt, tiny
 
 SIZES = {
@@ -35,6 +36,20 @@ def layer(kind: str = "llama", **values) -> PretrainedConfig:
     return KINDS[kind](**SIZES | {"rope_parameters": {"rope_type": "default", "rope_theta": 500.0}} | values)
 
 
+def filled(head: StoredHead, seed: int) -> StoredHead:
+    """Give a head random weights, and tokens to draft that are spread over the vocabulary."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in head.named_parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=generator) * (0.3 if "norm" in name else 0.2))
+            if "norm" in name:
+                parameter += 1
+        if head.d2t is not None:
+            ids = torch.randperm(head.config.layer.vocab_size, generator=generator)[: len(head.d2t)].sort().values
+            head.d2t.copy_(ids - torch.arange(len(head.d2t)))
+    return head.eval()
+
+
 def random_head(
     config: PretrainedConfig | None = None, drafted: int = 24, seed: int = 0, own_embeddings: bool = True, **values
 ) -> Eagle3:
@@ -42,15 +57,7 @@ def random_head(
     config = layer() if config is None else config
     values = {"target_hidden_size": 32, "target_layers": (0, 1, 2)} | values
     head = Eagle3(Eagle3Config(config, draft_vocab_size=drafted, **values), own_embeddings)
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for name, parameter in head.named_parameters():
-            parameter.copy_(torch.randn(parameter.shape, generator=generator) * (0.3 if "norm" in name else 0.2))
-            if "norm" in name:
-                parameter += 1
-        ids = torch.randperm(config.vocab_size, generator=generator)[:drafted].sort().values
-        head.d2t.copy_(ids - torch.arange(drafted))
-    return head.eval()
+    return filled(head, seed)
 
 
 def taught(

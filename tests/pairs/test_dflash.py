@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 import re
+from functools import partial
 
 import pytest
 
 from hf_lossy_assist import enabled, pairs
+from tests.pairs.heads import answered
 from tests.parity import assert_same_text
 
 FOLDER = pairs.hub_cards() / "arithmetic-dflash"
 
 
-def run(pair: pairs.Pair, mode: str, n: int = 6, **kwargs):
-    """Return the output for problems of the validation split, which no training saw."""
-    prompts = [example.prompt for example in pair.task.examples("validation", n)]
-    inputs = pair.tokenizer(prompts, return_tensors="pt", padding=True)
-    return pair.target.generate(
-        **inputs, assistant_model=pair.dflash, lossy_mode=mode, num_assistant_tokens=5, max_new_tokens=160,
-        do_sample=False, return_dict_in_generate=True, **kwargs,
-    )  # fmt: skip
+run = partial(answered, head="dflash")
 
 
 @pytest.fixture(scope="module")
