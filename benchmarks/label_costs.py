@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import itemgetter
+from pathlib import Path
 from statistics import median
 from typing import Annotated
 
@@ -25,6 +26,7 @@ from hf_lossy_assist.cli.console import CleanCommand, limit_threads
 from hf_lossy_assist.compat import CACHE, new_cache
 from hf_lossy_assist.evaluation.tables import table
 from hf_lossy_assist.models.reading import CachedText, read, read_prompts
+from hf_lossy_assist.store.folder import append_lines
 from hf_lossy_assist.training.choice import Ids
 from hf_lossy_assist.training.labelling import Labelling
 from hf_lossy_assist.training.search import Found, Searches
@@ -149,8 +151,9 @@ def main(
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Longest response.")] = 160,
     repeats: Annotated[int, typer.Option(min=1, help="Turns; the median counts.")] = 3,
     threads: Annotated[int, typer.Option(min=1, help="CPU threads.")] = 1,
+    out: Annotated[Path | None, typer.Option(metavar="FILE", help="A new file for the seconds of each turn.")] = None,
 ) -> None:
-    """Mine the same prompts several times, and print what a label costs."""
+    """Mine the same prompts several times, and print what a label costs: the median, least and most of all turns."""
     limit_threads(threads)
     loaded = pairs.load(pair)
     hf_lossy_assist.enable(loaded.target)
@@ -163,11 +166,16 @@ def main(
         for name, make in ways(labelling).items():
             labels[name], took = measure(labelling, prompts, make())
             seconds.setdefault(name, []).append(took)
-    first, rows = next(iter(labels.values())), []
+    first, rows, kept = next(iter(labels.values())), [], []
     for name, found in labels.items():
         n = sum(len(one.mismatches) for one in found.values() if one is not None)
-        took, agree = median(seconds[name]), sum(found[i] == first[i] for i in first)
-        rows.append((name, f"{n}", f"{took:.1f}", f"{3600 * n / took:.0f}", f"{agree} of {len(first)} prompts"))
+        took, agree = seconds[name], sum(found[i] == first[i] for i in first)
+        spread = f"{median(took):.1f} ({min(took):.1f} … {max(took):.1f})"
+        rows.append((name, f"{n}", spread, f"{3600 * n / median(took):.0f}", f"{agree} of {len(first)} prompts"))
+        kept.append({"writer": name, "labels": n, "seconds": took, "agree": agree, "prompts": len(first)})
+    if out is not None:
+        out.unlink(missing_ok=True)
+        append_lines(out, kept)
     Console(soft_wrap=True).print(table(rows, COLUMNS, None))
 
 

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from benchmarks import label_costs
 from benchmarks.tests.running import run
+from hf_lossy_assist.store.folder import read_lines
 
 
-def test_all_ways_find_the_same_labels():
-    output = run(label_costs.app, "--limit", 3, "--batch-size", 2, "--repeats", 1).output
-    lines = [line for line in output.splitlines() if "of 3 prompts" in line]
-    assert len(lines) == 4
-    assert all(line.split()[-4:] == ["3", "of", "3", "prompts"] for line in lines)
-    assert len({line.split()[-7] for line in lines}) == 1
-    assert int(lines[0].split()[-7]) > 0
+def test_all_ways_find_the_same_labels(tmp_path):
+    output = run(
+        label_costs.app, "--limit", 3, "--batch-size", 2, "--repeats", 1, "--out", tmp_path / "rows.jsonl"
+    ).output
+    rows = [row for _, row in read_lines(tmp_path / "rows.jsonl")]
+    assert len(rows) == 4
+    for row in rows:
+        assert row["agree"] == row["prompts"] == 3
+        assert row["labels"] == rows[0]["labels"] > 0
+        assert len(row["seconds"]) == 1
+        assert f"({min(row['seconds']):.1f} … {max(row['seconds']):.1f})" in output
