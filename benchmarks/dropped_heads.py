@@ -16,6 +16,7 @@ import typer
 from torch import Tensor, nn
 
 from benchmarks import PairName, command
+from benchmarks.kept_answers import whole_text
 from hf_lossy_assist.acceptors.dropmatch import DropMatch, majority
 from hf_lossy_assist.cli.console import Console, progress
 from hf_lossy_assist.cli.options import Data, Dtype, TaskName, Threads
@@ -114,20 +115,21 @@ def main(
 ) -> None:
     """Print how often dropped heads agree, and which of the draft's tokens each criterion keeps."""
     settings = {} if threads is None else {"threads": threads}
-    loaded = Setup.of(pair, None, None, dtype, None, settings, task=task, data=data).load()
     answers = by_mode(load_answers(folder)[1])[mode]
+    texts = {number: whole_text(answer) for number, answer in sorted(answers.items())}
+    loaded = Setup.of(pair, None, None, dtype, None, settings, task=task, data=data).load()
     examples = loaded.task.examples("test", max(answers) + 1)
     head, rates, problems = loaded.target.get_output_embeddings(), [], []
     with torch.inference_mode(), progress(Console()) as bar:
-        for number, answer in bar.track(sorted(answers.items()), description="reading"):
+        for number, text in bar.track(texts.items(), description="reading"):
             prompt = loaded.task.encode(examples[number], loaded.tokenizer)
-            ids = [*prompt, *loaded.tokenizer(answer.text, add_special_tokens=False)["input_ids"]]
-            texts = [read_text(model, ids) for model in (loaded.target, loaded.draft)]
-            states = texts[0].states
+            ids = [*prompt, *loaded.tokenizer(text, add_special_tokens=False)["input_ids"]]
+            target, draft = (read_text(model, ids) for model in (loaded.target, loaded.draft))
+            states = target.states
             rate = DROPOUTS[choose_dropout(head, states[: len(prompt)][-64:], paths)]
             at = slice(len(prompt) - 1, len(ids) - 1)
             generator, said = torch.Generator().manual_seed(number), []
-            for some, q in zip(states[at].split(_ROWS), texts[1].logits[at].split(_ROWS), strict=True):
+            for some, q in zip(states[at].split(_ROWS), draft.logits[at].split(_ROWS), strict=True):
                 width = head(some[:1]).shape[-1]
                 said.append(ask(head, some, q[:, :width].float().softmax(-1), rate, paths, generator))
             problems.append(Said(*(torch.cat([getattr(x, f) for x in said]) for f in Said.__dataclass_fields__)))

@@ -14,6 +14,7 @@ from typing import Annotated
 
 import typer
 
+from hf_lossy_assist.errors import LossyValueError
 from hf_lossy_assist.evaluation.answers import COSTS, RESULTS, Answer, load_answers
 from hf_lossy_assist.evaluation.costs import predicted_seconds
 from hf_lossy_assist.evaluation.scores import baselines_of, mode_scores
@@ -37,6 +38,16 @@ def without_text(answer: Answer) -> Answer:
     if _SUM.fullmatch(answer.text):
         return answer
     return replace(answer, text=f"crc32:{zlib.crc32(answer.text.encode()):08x}", ids=())
+
+
+def whole_text(answer: Answer) -> str:
+    """Return an answer's text, for what reads texts."""
+    if _SUM.fullmatch(answer.text):
+        raise LossyValueError(
+            f"`folder` has no texts: the answer of {answer.mode!r} to problem {answer.id} is kept as {answer.text!r}; "
+            "give the folder that `evaluate` has written"
+        )
+    return answer.text
 
 
 def main(

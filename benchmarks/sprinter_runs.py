@@ -23,6 +23,7 @@ from hf_lossy_assist.tasks.plain_prompts import rouge_l
 from hf_lossy_assist.theory import sprinter_expected_run_length
 
 from . import command
+from .kept_answers import whole_text
 
 _LEAST = 1e-9
 _NEAR = 1e-4
@@ -86,7 +87,7 @@ def table(folder: Path, config: VerifierConfig) -> str:
 
 def _beside(own: Mapping[int, Answer], reference: Mapping[int, Answer]) -> tuple[str, str]:
     apart = paired_interval(*([each[i].score for i in own] for each in (own, reference)))
-    rouge = mean_interval([rouge_l(one.text, reference[i].text) for i, one in own.items()])
+    rouge = mean_interval([rouge_l(whole_text(one), whole_text(reference[i])) for i, one in own.items()])
     return _SIGNED.format(*apart), _PLAIN.format(*rouge)
 
 

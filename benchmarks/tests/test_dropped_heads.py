@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from benchmarks import dropped_heads
+from benchmarks import dropped_heads, kept_answers
 from benchmarks.dropped_heads import Said, ask, table
 from benchmarks.tests.running import run
 from hf_lossy_assist import pairs
@@ -62,3 +62,5 @@ def test_the_command_reads_the_answers_of_an_evaluation(tmp_path):
     output = run(dropped_heads.app, answers, "--pair", "arithmetic").output
     assert "2 answers, 2" in output
     assert "| 5 |" in output
+    run(kept_answers.app, answers, tmp_path / "kept")
+    assert "has no texts" in run(dropped_heads.app, tmp_path / "kept", "--pair", "arithmetic", status=2).output
