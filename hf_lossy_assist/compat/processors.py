@@ -6,12 +6,39 @@ import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 from transformers import LogitsProcessorList, PreTrainedModel
 from transformers.generation import logits_process as _processors
 
+_SURE = 256
+
+
+class NucleusWarper(_processors.TopPLogitsWarper):
+    """transformers' top-p warper, which on a CPU sorts only what the nucleus needs.
+
+    A sort of 150,000 logits takes 13 ms a position, and a round has as many positions as drafted tokens, twice. Nearly
+    every nucleus lies among the likeliest 256 tokens; other positions are sorted whole.
+    """
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        if scores.device.type != "cpu" or scores.shape[-1] <= 4 * _SURE:
+            return super().__call__(input_ids, scores)
+        best, tokens = scores.topk(_SURE)
+        mass = (best - scores.logsumexp(-1, keepdim=True)).exp().cumsum(-1)
+        removed = torch.nn.functional.pad(mass[:, :-1], (1, 0)) >= self.top_p
+        removed[:, : self.min_tokens_to_keep] = False
+        nucleus = torch.full_like(scores, self.filter_value)
+        nucleus.scatter_(-1, tokens, best.masked_fill(removed, self.filter_value))
+        wide = ~removed[:, -1]  # also where a logit is NaN
+        if wide.any():
+            nucleus[wide] = super().__call__(input_ids, scores[wide])
+        return nucleus
+
+
 # They look at one position's logits alone, so all positions of a round go through them at once.
 PREFIX_FREE_PROCESSORS = (
+    NucleusWarper,
     _processors.TemperatureLogitsWarper,
     _processors.TopPLogitsWarper,
     _processors.TopKLogitsWarper,
@@ -44,8 +71,14 @@ _OBSERVERS = (_processors.WhisperNoSpeechDetection,)
 
 
 def without_observers(processors: Iterable[Any]) -> LogitsProcessorList:
-    """Return the processors that may change scores."""
-    return LogitsProcessorList([x for x in processors if not isinstance(x, _OBSERVERS)])
+    """Return the processors that may change scores, the nucleus' as one that sorts less."""
+    return LogitsProcessorList([_sorting_less(x) for x in processors if not isinstance(x, _OBSERVERS)])
+
+
+def _sorting_less(processor: Any) -> Any:
+    if type(processor) is not _processors.TopPLogitsWarper or processor.top_p == 1:
+        return processor
+    return NucleusWarper(processor.top_p, processor.filter_value, processor.min_tokens_to_keep)
 
 
 def observe(processors: Sequence[Any], model: PreTrainedModel, ids: Tensor, inputs: Mapping[str, Any]) -> None:
@@ -68,10 +101,7 @@ def process_rows_alike(processors: Iterable[Any]) -> bool:
 
 def process_rows_apart(processors: Iterable[Any]) -> bool:
     """Tell whether :func:`of_rows` can make processors for some rows of a batch."""
-    return all(
-        type(processor).__module__ == _processors.__name__ and not isinstance(processor, _INDEXED_PROCESSORS)
-        for processor in processors
-    )
+    return all(_is_stock(processor) and not isinstance(processor, _INDEXED_PROCESSORS) for processor in processors)
 
 
 def of_rows(processors: Iterable[Any], numbers: Tensor) -> LogitsProcessorList:
@@ -93,7 +123,11 @@ def _padding_of(processor: Any) -> bool:
 
 def reads_only_text(processor: Any) -> bool:
     """Tell whether a logits processor is known to keep no state between calls that changes its results."""
-    return type(processor).__module__ == _processors.__name__ and not isinstance(processor, _MAY_KEEP_STATE)
+    return _is_stock(processor) and not isinstance(processor, _MAY_KEEP_STATE)
+
+
+def _is_stock(processor: Any) -> bool:
+    return type(processor) is NucleusWarper or type(processor).__module__ == _processors.__name__
 
 
 _CALLS_USER = _processors.PrefixConstrainedLogitsProcessor

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from transformers import LogitsProcessorList, PreTrainedModel
 
-from ...compat import new_cache
+from ...compat import new_cache, without_observers
 from ...core.shapes import Chain
 from ...drafting.model import NO_END
 from ...drafting.vocabulary import Vocabulary, vocabulary_of
@@ -230,4 +230,4 @@ def processors_of(model: PreTrainedModel, prompt: Sequence[int], **keywords: Any
 
     ids = torch.tensor([list(prompt)], device=model.device)
     model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=1, custom_generate=take, **keywords)
-    return found[0]
+    return without_observers(found[0])
