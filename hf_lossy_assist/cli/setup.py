@@ -79,7 +79,8 @@ class Setup:
         of_models = (*LOADING, "prompt_lookup", "assistant_tokenizer")
         loading = {key: value for key, value in settings.items() if key in of_models}
         options = ModelOptions(pair, model, assistant, dtype, draft_dtype=draft_dtype, **loading)
-        setup = cls(options, settings=settings, **{"split": settings.get("split", "test"), **others})
+        split = settings.get("split", settings.get("task.split", "test"))
+        setup = cls(options, settings=settings, **{"split": split, **others})
         for key in ("temperature", "top_p"):
             if key in settings and not setup.sample:
                 raise LossyValueError(f"`{key}` {settings[key]} needs `--sample`; add it, or leave it out")
@@ -135,7 +136,7 @@ class Setup:
         if self.task is not None:
             return tasks.load(self.task, self.data, **options)
         if self.data is not None:
-            return tasks.load("prompts", self.data, **{"split": "test", **options})
+            return tasks.load("prompts", self.data, **{"split": self.split, **options})
         if options:
             raise LossyValueError(f"`--set` has settings {sorted(options)} of a task, but there is no `--task`")
         return None if self.models.pair is None else pairs.task_of(self.models.pair)
