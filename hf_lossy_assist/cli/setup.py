@@ -15,7 +15,7 @@ from ..generation.spelling import read_gamma
 from ..heads import Head
 from ..integrations.vllm.engines import VllmEngines, vllm_engines, vllm_has
 from ..tasks import Task
-from ..values import COUNT, Rule, bounded, is_number
+from ..values import BOOL, COUNT, ONE_OR_MORE, Rule, is_number
 from .models import LoadedModels, ModelOptions, read_heads
 
 LOADING = {
@@ -46,11 +46,11 @@ _TEXT = Rule("a text", lambda x: isinstance(x, str))
 _RULES = {
     **dict.fromkeys(("assistant_tokenizer", "device", "folder", "reference", "split", "vllm_python"), _TEXT),
     "dtype": Rule("auto, float32, bfloat16 or float16", lambda x: x in ("auto", "float32", "bfloat16", "float16")),
-    "prepack": Rule("true or false", lambda x: isinstance(x, bool)),
-    "prompt_lookup": bounded(1, integer=True),
+    "prepack": BOOL,
+    "prompt_lookup": ONE_OR_MORE,
     "seed": COUNT,
     "temperature": Rule("a number > 0", lambda x: is_number(x) and x > 0),
-    "threads": bounded(1, integer=True),
+    "threads": ONE_OR_MORE,
     "top_p": Rule("a number > 0 and <= 1", lambda x: is_number(x) and 0 < x <= 1),
 }
 

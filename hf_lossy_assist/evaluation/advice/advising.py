@@ -33,7 +33,7 @@ from ...models.lm_head_hook import DROPOUTS, POSITIONS, choose_dropout
 from ...models.reading import read_text
 from ...store.folder import MANIFEST, write_json, write_whole
 from ...tasks import Task
-from ...values import Rule, bounded
+from ...values import ONE_OR_MORE, Rule
 from ..answers import AnswerStore, read_plan
 from ..costs import FREE, KEEP_ALL, Costs, merged, repeated_costs
 from ..costs import GAMMAS as TIMED
@@ -526,7 +526,7 @@ def advise(
     """
     need("lab", "`advise`")
     if prompt_lookup_num_tokens is not None:
-        bounded(1, integer=True).check("prompt_lookup_num_tokens", prompt_lookup_num_tokens)
+        ONE_OR_MORE.check("prompt_lookup_num_tokens", prompt_lookup_num_tokens)
     models = Models(target, draft, dict(heads or {}), prompt_lookup_num_tokens or 0, tokenizer)
     folder = None if out is None else Path(out)
     evaluation = target_alone(
