@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any
@@ -91,28 +91,25 @@ class AnswerStore:
         self.folder = folder
         self.known: dict[tuple[str, int], Answer] = {}
         self.costs: dict[str, Any] = {}  # what rounds cost: the machine, and seconds by mode
-        self._lock = nullcontext() if folder is None else folder_lock(folder, ".lock")
+        # Keeps other processes from writing to the folder inside a block.
+        self.lock = nullcontext() if folder is None else folder_lock(folder, ".lock")
         if folder is not None:
-            with self._lock:
+            with self.lock:
                 self._agree(dict(plan or {}))
             self.refresh()
-
-    def locked(self) -> AbstractContextManager[Any]:
-        """Keep other processes from writing to the folder inside a block."""
-        return self._lock
 
     def add(self, answers: Sequence[Answer]) -> None:
         """Add answers; those that are there already stay."""
         answers = [answer for answer in answers if (answer.mode, answer.id) not in self.known]
         self.known |= {(answer.mode, answer.id): answer for answer in answers}
         if self.folder is not None:
-            with self._lock:
+            with self.lock:
                 append_lines(self.folder / RESULTS, map(asdict, answers))
 
     def refresh(self) -> None:
         """Read the folder again: other processes may have added answers."""
         if self.folder is not None:
-            with self._lock:
+            with self.lock:
                 self.known |= {(answer.mode, answer.id): answer for answer in _answers(self.folder)}
             if (self.folder / COSTS).exists():
                 self.costs = from_json((self.folder / COSTS).read_bytes(), f"`out`: {COSTS}")

@@ -294,7 +294,7 @@ class Evaluation:
 
     def finish(self, store: AnswerStore) -> EvaluationResult:
         """Return the result of a store, and save it if the store has a folder."""
-        with store.locked():  # or a process that has seen fewer answers could write last
+        with store.lock:  # or a process that has seen fewer answers could write last
             store.refresh()
             result = self.result(store)
             if store.folder is not None:
