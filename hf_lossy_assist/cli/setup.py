@@ -46,7 +46,7 @@ _TEXT = Rule("a text", lambda x: isinstance(x, str))
 _RULES = {
     **dict.fromkeys(("assistant_tokenizer", "device", "folder", "reference", "split", "vllm_python"), _TEXT),
     "dtype": Rule("auto, float32, bfloat16 or float16", lambda x: x in ("auto", "float32", "bfloat16", "float16")),
-    "prepack": BOOL,
+    "prepack": Rule("true or false", BOOL.holds),
     "prompt_lookup": ONE_OR_MORE,
     "seed": COUNT,
     "temperature": Rule("a number > 0", lambda x: is_number(x) and x > 0),

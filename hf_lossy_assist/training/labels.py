@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 from ..errors import LossyValueError, nearest
 from ..generation.spelling import read_settings, split
 from ..models.quantised import quantize_draft
-from ..values import ONE_OR_MORE, POSITIVE, Checked, Flag, Rule, bounded, or_none
+from ..values import BOOL, ONE_OR_MORE, POSITIVE, Checked, Rule, bounded, or_none
 from .judge_labels import JudgeMiner
 from .ratio_labels import RatioMiner
 from .search import Chosen, Searches
@@ -69,7 +69,7 @@ class JudgeLabels(Labels):
 
     temperature: Annotated[float | None, _GREEDY_OR_DRAWN] = None
     mismatches: Annotated[int | None, _COUNT_OR_ALL] = None
-    only_solved: Flag = False
+    only_solved: Annotated[bool, Rule("true or false", BOOL.holds)] = False
     writer_dtype: Annotated[str | None, _ROUNDED] = None
     workers: Annotated[int, bounded(0, integer=True)] = 0
 
