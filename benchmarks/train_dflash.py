@@ -8,17 +8,26 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
 
 import torch
 import typer
 from torch import Tensor
 from torch.nn.functional import embedding
 from torch.nn.utils.rnn import pad_sequence
-from transformers import Qwen3Config, get_wsd_schedule
+from transformers import Qwen3Config
 
-from benchmarks.bundled_pair.pretraining import load_checkpoint, save_checkpoint
-from benchmarks.train_eagle3 import Text, answered, answers, batches, kept_rows
+from benchmarks.train_eagle3 import (
+    Answers,
+    Out,
+    Text,
+    Threads,
+    answered,
+    answers,
+    descend,
+    kept_rows,
+    write_card,
+    write_head,
+)
 from hf_lossy_assist import DFlash, pairs
 from hf_lossy_assist.drafting.dflash_config import DFlashConfig
 from hf_lossy_assist.drafting.state_drafter import LayerStates
@@ -121,39 +130,20 @@ def loss_of(
 def fit(pair: pairs.Pair, recipe: Recipe, folder: Path, checkpoint_every: int = 50) -> DFlash:
     """Return the trained head; a run that was interrupted goes on from its last checkpoint."""
     written = answers(pair, recipe, folder)
-    head, checkpoint, first = new_head(pair, recipe), folder / "checkpoint.safetensors", 0
+    head, scales = new_head(pair, recipe), scales_of(pair, recipe, written[0])
+    states = LayerStates(pair.target, recipe.layers)
     pair.target.requires_grad_(False)
-    decayed = [x for x in head.parameters() if x.dim() > 1]
-    plain = [x for x in head.parameters() if x.dim() <= 1]
-    groups = [{"params": decayed}, {"params": plain, "weight_decay": 0.0}]
-    optimizer = torch.optim.AdamW(groups, recipe.peak_lr, betas=(0.9, 0.95), weight_decay=recipe.weight_decay)
-    if checkpoint.exists():
-        first = load_checkpoint(checkpoint, head, optimizer, recipe)
-        for group in optimizer.param_groups:
-            group["initial_lr"] = recipe.peak_lr
-    schedule = get_wsd_schedule(
-        optimizer, recipe.warmup, recipe.cosine, recipe.steps, decay_type="cosine", last_epoch=first - 1
-    )
-    states, scales = LayerStates(pair.target, recipe.layers), scales_of(pair, recipe, written[0])
-    for step, texts in enumerate(batches(pair, recipe, written, first), start=first):
+
+    def loss(step: int, texts: list[Text]) -> Tensor:
         draws = torch.Generator().manual_seed(random.Random(f"{recipe.seed}/{step}").getrandbits(63))
-        with torch.autocast("cpu", torch.bfloat16):
-            loss = loss_of(head, pair.target, states, scales, texts, recipe, draws)
-        optimizer.zero_grad(set_to_none=True)
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(head.parameters(), 1.0)
-        optimizer.step()
-        schedule.step()
-        if (step + 1) % 10 == 0:
-            typer.echo(f"step {step + 1} of {recipe.steps}: loss {loss.item():.3f}")
-        if (step + 1) % checkpoint_every == 0:
-            save_checkpoint(checkpoint, step + 1, head, optimizer, recipe)
+        return loss_of(head, pair.target, states, scales, texts, recipe, draws)
+
+    descend(pair, recipe, head, written, loss, recipe.steps, folder, checkpoint_every)
     with torch.no_grad():
         head.fc.weight *= scales
     return head.eval()
 
 
-CARD = Path(__file__).parent / "bundled_pair" / "dflash_card.md"
 ROWS = {
     "dflash": {
         "target alone": "plain",
@@ -174,31 +164,20 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
 @app.command()
-def card(
-    out: Annotated[Path, typer.Option(help="Folder of the head.")],
-    answers: Annotated[Path, typer.Option(help="Folder that the commands of the card wrote.")],
-) -> None:
+def card(out: Out, answers: Answers) -> None:
     """Write the head's card, with what rounds keep beside other drafts."""
-    table = ["| draft | kept, 95 % | right answers |", "|---|---|---|"]
-    table += [row for draft, rows in ROWS.items() for row in kept_rows(answers / draft, rows)]
     head, recipe = DFlash.from_pretrained(out), Recipe()
-    text = CARD.read_text(encoding="utf-8").format(
-        parameters=sum(x.numel() for x in head.parameters()), layers=", ".join(map(str, recipe.layers)),
-        own=recipe.own_layers, longest=head.longest, steps=recipe.steps, batch=recipe.batch, anchors=recipe.anchors,
-        written=recipe.written, n=answered(answers / "dflash"), table="\n".join(table), commands="\n".join(COMMANDS),
+    kept = (row for draft, rows in ROWS.items() for row in kept_rows(answers / draft, rows))
+    write_card(
+        out, head, recipe, kept, "draft", own=recipe.own_layers, longest=head.longest, anchors=recipe.anchors,
+        n=answered(answers / "dflash"), commands="\n".join(COMMANDS),
     )  # fmt: skip
-    (out / "README.md").write_text(text, encoding="utf-8")
 
 
 @app.command()
-def train(
-    out: Annotated[Path, typer.Option(help="Folder for the head; texts and checkpoints are in OUT/training.")],
-    threads: Annotated[int, typer.Option(min=1, help="Threads of the CPU.")] = 1,
-) -> None:
+def train(out: Out, threads: Threads = 1) -> None:
     """Train the DFlash head of the bundled target from its seed, and write it as speculators does."""
-    torch.set_num_threads(threads)
-    head = fit(pairs.load("arithmetic"), Recipe(), out / "training")
-    head.to(torch.bfloat16).save_pretrained(out)
+    write_head(fit, Recipe(), out, threads)
 
 
 if __name__ == "__main__":

@@ -8,10 +8,10 @@ from __future__ import annotations
 import json
 import os
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 import typer
@@ -25,6 +25,7 @@ from benchmarks.bundled_pair.pretraining import load_checkpoint, save_checkpoint
 from hf_lossy_assist import Eagle3, pairs
 from hf_lossy_assist.drafting.eagle3_config import Eagle3Config
 from hf_lossy_assist.drafting.state_drafter import LayerStates
+from hf_lossy_assist.drafting.stored_head import StoredHead
 
 Text = tuple[Tensor, int]
 """The tokens of a prompt and its answer, and where the answer begins."""
@@ -207,7 +208,25 @@ def loss_of(head: Eagle3, target, states: LayerStates, texts: list[Text], steps:
 def fit(pair: pairs.Pair, recipe: Recipe, folder: Path, checkpoint_every: int = 50) -> Eagle3:
     """Return the trained head; a run that was interrupted goes on from its last checkpoint."""
     written = answers(pair, recipe, folder)
-    head, checkpoint, first = new_head(pair, recipe, written), folder / "checkpoint.safetensors", 0
+    head, states = new_head(pair, recipe, written), LayerStates(pair.target, recipe.layers)
+
+    def loss(step: int, texts: list[Text]) -> Tensor:
+        unrolled = 1 if step < recipe.single else recipe.unrolled
+        return loss_of(head, pair.target, states, texts, unrolled, recipe.decay)
+
+    descend(pair, recipe, head, written, loss, recipe.single + recipe.cosine, folder, checkpoint_every)
+    return head.eval()
+
+
+def descend(
+    pair: pairs.Pair, recipe: Any, head: StoredHead, written: list[Text],
+    loss_of: Callable[[int, list[Text]], Tensor], whole: int, folder: Path, checkpoint_every: int,
+) -> None:  # fmt: skip
+    """Train a head by AdamW, from its last checkpoint on; the learning rate would be zero after ``whole`` steps.
+
+    ``loss_of`` gives the loss of a step's texts.
+    """
+    checkpoint, first = folder / "checkpoint.safetensors", 0
     decayed = [x for x in head.parameters() if x.dim() > 1]
     plain = [x for x in head.parameters() if x.dim() <= 1]
     groups = [{"params": decayed}, {"params": plain, "weight_decay": 0.0}]
@@ -216,15 +235,12 @@ def fit(pair: pairs.Pair, recipe: Recipe, folder: Path, checkpoint_every: int = 
         first = load_checkpoint(checkpoint, head, optimizer, recipe)
         for group in optimizer.param_groups:
             group["initial_lr"] = recipe.peak_lr
-    whole = recipe.single + recipe.cosine
     schedule = get_wsd_schedule(
         optimizer, recipe.warmup, recipe.cosine, whole, decay_type="cosine", last_epoch=first - 1
     )
-    states = LayerStates(pair.target, recipe.layers)
     for step, texts in enumerate(batches(pair, recipe, written, first), start=first):
-        unrolled = 1 if step < recipe.single else recipe.unrolled
         with torch.autocast("cpu", torch.bfloat16):
-            loss = loss_of(head, pair.target, states, texts, unrolled, recipe.decay)
+            loss = loss_of(step, texts)
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(head.parameters(), 1.0)
@@ -234,10 +250,9 @@ def fit(pair: pairs.Pair, recipe: Recipe, folder: Path, checkpoint_every: int = 
             typer.echo(f"step {step + 1} of {recipe.steps}: loss {loss.item():.3f}")
         if (step + 1) % checkpoint_every == 0:
             save_checkpoint(checkpoint, step + 1, head, optimizer, recipe)
-    return head.eval()
 
 
-CARD = Path(__file__).parent / "bundled_pair" / "eagle3_card.md"
+BUNDLED = Path(__file__).parent / "bundled_pair"
 TREE = "tree.depth=5:tree.top_k=4:tree.nodes=16"
 ROWS = {
     "target alone": "plain",
@@ -271,32 +286,43 @@ def kept_rows(folder: Path, rows: Mapping[str, str]) -> Iterator[str]:
         yield f"| {row} | {kept} | {100 * right:.1f} % |"
 
 
-@app.command()
-def card(
-    out: Annotated[Path, typer.Option(help="Folder of the head.")],
-    answers: Annotated[Path, typer.Option(help="Folder that the command of the card wrote.")],
-) -> None:
-    """Write the head's card, with what rounds keep."""
-    table = ["| rule | kept, 95 % | right answers |", "|---|---|---|", *kept_rows(answers, ROWS)]
-    head, recipe = Eagle3.from_pretrained(out), Recipe()
-    text = CARD.read_text(encoding="utf-8").format(
+def write_card(folder: Path, head: StoredHead, recipe: Any, rows: Iterable[str], first: str, **values: Any) -> None:
+    """Write a head's card: what rounds keep, and ``values`` of the text; ``first`` is the table's first heading."""
+    table = [f"| {first} | kept, 95 % | right answers |", "|---|---|---|", *rows]
+    text = (BUNDLED / f"{head.config.model_type}_card.md").read_text(encoding="utf-8").format(
         parameters=sum(x.numel() for x in head.parameters()), layers=", ".join(map(str, recipe.layers)),
-        drafted=head.config.draft_vocab_size, vocabulary=head.config.layer.vocab_size, steps=recipe.steps,
-        batch=recipe.batch, written=recipe.written, last=recipe.steps - recipe.single, unrolled=recipe.unrolled,
-        n=answered(answers), table="\n".join(table), command=COMMAND,
+        steps=recipe.steps, batch=recipe.batch, written=recipe.written, table="\n".join(table), **values,
     )  # fmt: skip
-    (out / "README.md").write_text(text, encoding="utf-8")
+    (folder / "README.md").write_text(text, encoding="utf-8")
+
+
+def write_head(fit: Callable[..., StoredHead], recipe: Any, out: Path, threads: int) -> None:
+    """Train a head of the bundled target from its seed, and write it as speculators does."""
+    torch.set_num_threads(threads)
+    head = fit(pairs.load("arithmetic"), recipe, out / "training")
+    head.to(torch.bfloat16).save_pretrained(out)
+
+
+Out = Annotated[Path, typer.Option(help="Folder for the head; texts and checkpoints are in OUT/training.")]
+Answers = Annotated[Path, typer.Option(help="Folder that the commands of the card wrote.")]
+Threads = Annotated[int, typer.Option(min=1, help="Threads of the CPU.")]
 
 
 @app.command()
-def train(
-    out: Annotated[Path, typer.Option(help="Folder for the head; texts and checkpoints are in OUT/training.")],
-    threads: Annotated[int, typer.Option(min=1, help="Threads of the CPU.")] = 1,
-) -> None:
+def card(out: Out, answers: Answers) -> None:
+    """Write the head's card, with what rounds keep."""
+    head, recipe = Eagle3.from_pretrained(out), Recipe()
+    write_card(
+        out, head, recipe, kept_rows(answers, ROWS), "rule", drafted=head.config.draft_vocab_size,
+        vocabulary=head.config.layer.vocab_size, last=recipe.steps - recipe.single, unrolled=recipe.unrolled,
+        n=answered(answers), command=COMMAND,
+    )  # fmt: skip
+
+
+@app.command()
+def train(out: Out, threads: Threads = 1) -> None:
     """Train the EAGLE-3 head of the bundled target from its seed, and write it as speculators does."""
-    torch.set_num_threads(threads)
-    head = fit(pairs.load("arithmetic"), Recipe(), out / "training")
-    head.to(torch.bfloat16).save_pretrained(out)
+    write_head(fit, Recipe(), out, threads)
 
 
 if __name__ == "__main__":

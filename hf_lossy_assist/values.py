@@ -74,11 +74,20 @@ PROBABILITY = Rule("a number between 0 and 1", lambda x: is_number(x) and 0 <= x
 SIZE = Rule(f"a positive integer of at most {MOST:,}", lambda x: type(x) is int and 0 < x <= MOST)
 POSITIVE = Rule("a number above 0", lambda x: is_number(x) and x > 0)
 COUNT = Rule("an int >= 0", lambda x: type(x) is int and x >= 0)
+ONE_OR_MORE = bounded(1, integer=True)
+BOOL = Rule("a bool", lambda x: isinstance(x, bool))
+
+
+def or_none(rule: Rule, none: str = "None") -> Rule:
+    """Return a rule that None meets too; ``none`` says in words what it stands for."""
+    return Rule(f"{rule.expected} or {none}", lambda x: x is None or rule.holds(x))
+
 
 Text = Annotated[str, Rule("a string", lambda x: isinstance(x, str))]
 Probability = Annotated[float, PROBABILITY]
 Size = Annotated[int, SIZE]
 Count = Annotated[int, COUNT]
+Flag = Annotated[bool, BOOL]
 
 
 @functools.cache
@@ -114,6 +123,20 @@ def from_json(text: str | bytes, what: str, remedy: str = "") -> Any:
     except (RecursionError, ValueError) as error:
         raise LossyValueError(f"{what} can't be read as JSON: {error}{remedy}") from error
     return value
+
+
+def json_or_text(text: str) -> Any:
+    """Return the value of a text that a user writes: as JSON, or as it is where it is none.
+
+    Examples
+    --------
+    >>> json_or_text("3"), json_or_text("naive")
+    (3, 'naive')
+    """
+    try:
+        return from_json(text, "the value")
+    except LossyValueError:
+        return text
 
 
 def _is_deeper(value: Any, levels: int) -> bool:

@@ -105,7 +105,7 @@ class Setting:
         if self.choices:
             return values.Rule(f"one of {list(self.choices)}", self.choices.__contains__)
         if self.switch:
-            return values.Rule("a bool", lambda x: isinstance(x, bool))
+            return values.BOOL
         return None if self.low is None else values.bounded(self.low, self.high, integer=self.integer, word=self.word)
 
     def __str__(self) -> str:

@@ -39,7 +39,8 @@ OTHER_NAMES = {
     "name": ("--pair",),
     "prompt_lookup_num_tokens": ("--set prompt_lookup=N",),
     "ratio": ("--lambda",),
-    "task.split": ("--set task.split=test",),
+    "split=test": ("--set split=test",),
+    "split=train": ("--set split=train",),
     "unsafe_no_isolation": ("--set task.unsafe_no_isolation=true",),
 }
 """Options by the argument that they set, where their names differ."""
@@ -68,7 +69,7 @@ class _CleanErrors:
             if getattr(error, "errno", None) == EPIPE:  # a reader that has had enough
                 raise
             there = {option for parameter in self.params for option in parameter.opts}
-            message = re.sub(r"`([\w.]+)`", lambda name: _option(name, there), str(error))
+            message = re.sub(r"`([\w.=]+)`", lambda name: _option(name, there), str(error))
             Console(stderr=True, soft_wrap=True).print(f"error: {message}", style="red", markup=False, highlight=False)
             raise typer.Exit(2) from None
 

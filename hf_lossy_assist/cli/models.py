@@ -73,10 +73,6 @@ class LoadedModels:
         return Models(self.target, self.draft, self.heads, tokenizer=self.tokenizer)
 
     @property
-    def by_role(self) -> dict[str, PreTrainedModel]:
-        return {"draft": self.draft} if self.target is None else {"target": self.target, "draft": self.draft}
-
-    @property
     def shown(self) -> Example:
         """The problem of commands that show one text."""
         at = _SHOWN.get(self.task.name, 0)

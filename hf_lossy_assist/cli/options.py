@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -14,6 +13,7 @@ from ..errors import LossyValueError, nearest
 from ..generation.spelling import FORM, split
 from ..pairs import NAMES
 from ..tasks.lookup import SHIPPED
+from ..values import json_or_text
 
 PAIRS = ", ".join(NAMES)
 RULES = "`lossy-assist rules` lists the rules, and `lossy-assist rules NAME` a rule's settings."
@@ -89,8 +89,5 @@ def read_set(items: Sequence[str] | None, known: Mapping[str, str]) -> dict[str,
             raise LossyValueError(
                 f"`--set` has to be KEY=VALUE with a key of {list(known)}, but is {item!r}{nearest(key, known)}"
             )
-        try:
-            found[key] = json.loads(value)
-        except json.JSONDecodeError:
-            found[key] = value
+        found[key] = json_or_text(value)
     return found

@@ -15,7 +15,7 @@ from ..generation.spelling import read_gamma
 from ..heads import Head
 from ..integrations.vllm.engines import VllmEngines, vllm_engines, vllm_has
 from ..tasks import Task
-from ..values import COUNT, Rule, bounded, is_number
+from ..values import BOOL, COUNT, ONE_OR_MORE, Rule, is_number
 from .models import LoadedModels, ModelOptions, read_heads
 
 LOADING = {
@@ -46,11 +46,11 @@ _TEXT = Rule("a text", lambda x: isinstance(x, str))
 _RULES = {
     **dict.fromkeys(("assistant_tokenizer", "device", "folder", "reference", "split", "vllm_python"), _TEXT),
     "dtype": Rule("auto, float32, bfloat16 or float16", lambda x: x in ("auto", "float32", "bfloat16", "float16")),
-    "prepack": Rule("true or false", lambda x: isinstance(x, bool)),
-    "prompt_lookup": bounded(1, integer=True),
+    "prepack": Rule("true or false", BOOL.holds),
+    "prompt_lookup": ONE_OR_MORE,
     "seed": COUNT,
     "temperature": Rule("a number > 0", lambda x: is_number(x) and x > 0),
-    "threads": bounded(1, integer=True),
+    "threads": ONE_OR_MORE,
     "top_p": Rule("a number > 0 and <= 1", lambda x: is_number(x) and 0 < x <= 1),
 }
 
@@ -79,7 +79,8 @@ class Setup:
         of_models = (*LOADING, "prompt_lookup", "assistant_tokenizer")
         loading = {key: value for key, value in settings.items() if key in of_models}
         options = ModelOptions(pair, model, assistant, dtype, draft_dtype=draft_dtype, **loading)
-        setup = cls(options, settings=settings, **{"split": settings.get("split", "test"), **others})
+        split = settings.get("split", settings.get("task.split", "test"))
+        setup = cls(options, settings=settings, **{"split": split, **others})
         for key in ("temperature", "top_p"):
             if key in settings and not setup.sample:
                 raise LossyValueError(f"`{key}` {settings[key]} needs `--sample`; add it, or leave it out")
@@ -135,7 +136,7 @@ class Setup:
         if self.task is not None:
             return tasks.load(self.task, self.data, **options)
         if self.data is not None:
-            return tasks.load("prompts", self.data, **{"split": "test", **options})
+            return tasks.load("prompts", self.data, **{"split": self.split, **options})
         if options:
             raise LossyValueError(f"`--set` has settings {sorted(options)} of a task, but there is no `--task`")
         return None if self.models.pair is None else pairs.task_of(self.models.pair)

@@ -101,10 +101,11 @@ def judge(
         options.check()
         read_annotations(annotations)  # a file that can't be read is refused before models are loaded
         loaded = options.load()
+        readers = {"target": loaded.target, "draft": loaded.draft}
         with progress(screen) as bar:
             responses = bar.add_task("responses", total=None)
             labelled = read_annotated(
-                annotations, task, loaded.tokenizer, loaded.by_role, settings.columns,
+                annotations, task, loaded.tokenizer, readers, settings.columns,
                 on_annotation=lambda done, total: bar.update(responses, completed=done, total=total),
             )  # fmt: skip
     check(labelled.examples)

@@ -9,8 +9,8 @@ from typing import Any
 from transformers import AutoConfig, PretrainedConfig, Qwen3Config
 
 from ..errors import LossyUnsupportedError, LossyValueError, brief
-from ..values import COUNT, POSITIVE, bounded
-from .state_config import BOOL, LAYERS, StateHeadConfig, architecture, list_of, or_null
+from ..values import BOOL, COUNT, POSITIVE, bounded
+from .state_config import LAYERS, StateHeadConfig, architecture, list_of, or_null
 
 _LAYERS = "aux_hidden_state_layer_ids"
 _OF_TRANSFORMERS = "MuseGlimmerAssistantModel"

@@ -9,7 +9,8 @@ from typing import Any
 from transformers import AutoConfig, LlamaConfig
 
 from ..errors import LossyUnsupportedError, LossyValueError, brief
-from .state_config import BOOL, LAYERS, StateHeadConfig, architecture, or_null
+from ..values import BOOL
+from .state_config import LAYERS, StateHeadConfig, architecture, or_null
 
 LAYER_TYPES = ("llama", "qwen3")
 """Kinds of decoder layers that a head can have."""

@@ -196,7 +196,8 @@ def price_of(draft: nn.Module, target: nn.Module) -> float:
 def _bytes(model: nn.Module) -> float:
     """Return the bytes of the weights that a forward over few tokens reads, however they are stored."""
     count = 0
-    for module in {*model.modules(), model.get_output_embeddings() or model}:  # an MTP layer's LM head is the target's
+    modules = {module for name, module in model.named_modules() if name != "lm_head"}
+    for module in modules | {model.get_output_embeddings() or model}:  # a head's LM head may be the target's
         if hasattr(module, "in_features"):  # packed and quantised weights are no parameters
             count += module.in_features * module.out_features
         elif not isinstance(module, nn.Embedding):

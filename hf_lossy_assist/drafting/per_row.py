@@ -149,18 +149,16 @@ def stacked(drafts: Sequence[Draft], pad: int) -> Draft:
     """Return the drafts of single rows as one; where some know q, the others are point masses."""
     lengths = tuple(map(len, drafts))
     n = max(lengths)
-    known = next((x.logits for x in drafts if x.logits is not None), None)
+    logits = [x.logits for x in drafts]
+    if (known := next((x for x in logits if x is not None), None)) is not None:
+        logits = [point_mass(x.tokens, known).log() if x.logits is None else x.logits for x in drafts]
     return Draft(
         _stacked([x.tokens for x in drafts], n, pad),
-        None if known is None else _stacked([_logits_of(x, known) for x in drafts], n, 0.0),
+        _stacked(logits, n, 0.0),
         _stacked([x.hidden for x in drafts], n, 0.0),
         None if min(lengths) == n else lengths,
         cost=DraftCost(sum(x.cost.calls for x in drafts), sum(x.cost.tokens for x in drafts)),
     )
-
-
-def _logits_of(draft: Draft, like: Tensor) -> Tensor:
-    return point_mass(draft.tokens, like).log() if draft.logits is None else draft.logits
 
 
 def _stacked(parts: Sequence[Tensor | None], n: int, fill: float) -> Tensor | None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar, Self
 
 from transformers import PretrainedConfig, PreTrainedModel
 
 from ..compat import versions_of
 from ..errors import LossyUnsupportedError, LossyValueError
-from ..values import SIZE, Rule, bounded
+from ..values import SIZE, Rule, bounded, or_none
 from .vocabulary import MOST_PADDING
 
 _OF_THE_HEAD = {
@@ -19,15 +20,13 @@ _OF_THE_HEAD = {
 }  # fmt: skip
 
 
-def or_null(rule: Rule) -> Rule:
-    return Rule(f"{rule.expected} or null", lambda x: x is None or rule.holds(x))
+or_null = partial(or_none, none="null")
 
 
 def list_of(kind: type, items: str) -> Rule:
     return Rule(f"a list of {items}", lambda x: isinstance(x, list) and all(type(y) is kind for y in x))
 
 
-BOOL = Rule("a bool", lambda x: isinstance(x, bool))
 LAYERS = or_null(list_of(int, "numbers of layers"))
 _OBJECT = Rule("an object", lambda x: isinstance(x, Mapping))
 _RULES: Mapping[str, Rule] = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any
@@ -20,30 +20,20 @@ from ..store.folder import (
     refuse,
     write_json,
 )
-from ..values import COUNT, Checked, Count, Rule, Text, from_json, is_number
+from ..values import COUNT, PROBABILITY, Checked, Count, Flag, Rule, Text, from_json, is_number, or_none
 from .requests import Stages
 
 RESULTS, COSTS = "results.jsonl", "costs.json"
 _KINDS = {"modes": dict, "problems": list, "runs": list}
-_SECONDS = Annotated[float | None, Rule("a number >= 0 or None", lambda x: x is None or (is_number(x) and x >= 0))]
-_SCORE = Annotated[
-    float | None, Rule("a number from 0 to 1 or None", lambda x: x is None or (is_number(x) and 0 <= x <= 1))
-]
-_LISTED = Rule(
-    "a list of numbers >= 0", lambda x: isinstance(x, list) and all(is_number(each) and each >= 0 for each in x)
-)
-_PARTS = Rule(
-    "the stages of a call or None",
-    lambda x: (
-        x is None
-        or (
-            isinstance(x, dict)
-            and x.keys() == {each.name for each in fields(Stages)}
-            and all(value is None or is_number(value) for value in x.values())
-        )
-    ),
-)
-_KNOWN = Annotated[int | None, Rule("an int >= 0 or None", lambda x: x is None or COUNT.holds(x))]
+_AMOUNT = Rule("a number >= 0", lambda x: is_number(x) and x >= 0)
+_SECONDS = Annotated[float | None, or_none(_AMOUNT)]
+_LISTED = Rule("a list of numbers >= 0", lambda x: isinstance(x, list) and all(map(_AMOUNT.holds, x)))
+_PARTS = or_none(Rule(
+    "the stages of a call",
+    lambda x: isinstance(x, dict) and x.keys() == {each.name for each in fields(Stages)}
+    and all(value is None or is_number(value) for value in x.values()),
+))  # fmt: skip
+_KNOWN = Annotated[int | None, or_none(COUNT)]
 
 
 @dataclass(frozen=True)
@@ -52,7 +42,7 @@ class Answer(Checked):
 
     mode: Text  # its label
     id: Count  # the problem's number in its split
-    score: _SCORE  # None if answers are only timed
+    score: Annotated[float | None, or_none(PROBABILITY)]  # None if answers are only timed
     tokens: Count
     # Rounds of the text, and drafted tokens kept in all of them; for the target alone a token is a round.
     rounds: Count
@@ -61,7 +51,7 @@ class Answer(Checked):
     seconds: _SECONDS
     text: Text
     lossy: Count = 0  # drafted tokens that only the rule kept, not the lossless one
-    cut: Annotated[bool, Rule("a bool", lambda x: isinstance(x, bool))] = False  # whether its length's limit ended it
+    cut: Flag = False  # whether its length's limit ended it
     # None in older files.
     prompt: _KNOWN = None  # tokens
     drafted: _KNOWN = None  # tokens
@@ -101,28 +91,25 @@ class AnswerStore:
         self.folder = folder
         self.known: dict[tuple[str, int], Answer] = {}
         self.costs: dict[str, Any] = {}  # what rounds cost: the machine, and seconds by mode
-        self._lock = nullcontext() if folder is None else folder_lock(folder, ".lock")
+        # Keeps other processes from writing to the folder inside a block.
+        self.lock = nullcontext() if folder is None else folder_lock(folder, ".lock")
         if folder is not None:
-            with self._lock:
+            with self.lock:
                 self._agree(dict(plan or {}))
             self.refresh()
-
-    def locked(self) -> AbstractContextManager[Any]:
-        """Keep other processes from writing to the folder inside a block."""
-        return self._lock
 
     def add(self, answers: Sequence[Answer]) -> None:
         """Add answers; those that are there already stay."""
         answers = [answer for answer in answers if (answer.mode, answer.id) not in self.known]
         self.known |= {(answer.mode, answer.id): answer for answer in answers}
         if self.folder is not None:
-            with self._lock:
+            with self.lock:
                 append_lines(self.folder / RESULTS, map(asdict, answers))
 
     def refresh(self) -> None:
         """Read the folder again: other processes may have added answers."""
         if self.folder is not None:
-            with self._lock:
+            with self.lock:
                 self.known |= {(answer.mode, answer.id): answer for answer in _answers(self.folder)}
             if (self.folder / COSTS).exists():
                 self.costs = from_json((self.folder / COSTS).read_bytes(), f"`out`: {COSTS}")

@@ -202,17 +202,13 @@ def merged(repeats: Sequence[Costs]) -> Costs:
 
     first = repeats[0]
     lines = {
-        name: _medians_of([getattr(one, name) for one in repeats])
+        name: tuple(map(median, zip(*(getattr(one, name) for one in repeats), strict=True)))
         for name in ("prompt", "prompt_alone", "drafted", "block")
     }
     widths = sorted(first.target)
     read = np.median([[one.target[n] for n in widths] for one in repeats], axis=0)
     rising = np.stack([isotonic_regression(column) for column in read.T], axis=1).tolist()
     return replace(first, **lines, target={n: tuple(row) for n, row in zip(widths, rising, strict=True)})
-
-
-def _medians_of(rows: Sequence[Sequence[float]]) -> tuple[float, ...]:
-    return tuple(map(median, zip(*rows, strict=True)))
 
 
 def costs_of(
@@ -277,18 +273,14 @@ def predicted_seconds(
     known = {mode.label: (mode, Costs.of(costs[mode.label])) for mode in modes if mode.label in costs}
     found: dict[str, dict[int, float]] = {}
     for answer in answers:
-        told = answer.prompt is not None and answer.mode in known
-        if told and (answer.drafted is not None or known[answer.mode][0].gamma != "auto"):
-            counts = (answer.prompt, answer.tokens, answer.rounds, answer.drafted)
-            found.setdefault(answer.mode, {})[answer.id] = answer_seconds(*known[answer.mode], *counts)
+        mode, cost = known.get(answer.mode, (None, None))
+        if mode is None or answer.prompt is None or (answer.drafted is None and mode.gamma == "auto"):
+            continue
+        rounds, drafted = (answer.tokens, 0) if mode.gamma is None else (answer.rounds, answer.drafted)
+        if mode.gamma not in (None, "auto"):
+            drafted = rounds * mode.gamma
+        found.setdefault(mode.label, {})[answer.id] = cost.answer(answer.prompt, answer.tokens, rounds, drafted)
     return found
-
-
-def answer_seconds(mode: DecodingMode, costs: Costs, prompt: int, tokens: int, rounds: int, drafted: int) -> float:
-    """Return the seconds of a mode's answer by its costs and counts."""
-    if mode.gamma is None:
-        return costs.answer(prompt, tokens, tokens, 0)
-    return costs.answer(prompt, tokens, rounds, drafted if mode.gamma == "auto" else rounds * mode.gamma)
 
 
 _Steps = tuple[float, float, float]
@@ -332,14 +324,11 @@ def _timed(
         warming = number < len(modes)
         laps = _laps(models, modes[m], texts, length, 2 if warming else rounds, clock)
         if not warming:
-            found.setdefault((m, length), []).append(_steps(laps))
+            # Medians over a call's rounds.
+            drafting, other = (median(lap[i] for lap in laps[1:]) for i in (0, 1))
+            steps = max(0.0, sum(laps[0]) - drafting - other), drafting, other
+            found.setdefault((m, length), []).append(steps)
     return [[[found[m, length][r] for length in lengths] for m in range(len(modes))] for r in range(repeats)]
-
-
-def _steps(laps: Sequence[tuple[float, float]]) -> _Steps:
-    """Return what reading the prompt takes, a round's draft, and all else in it: medians over a call's rounds."""
-    drafting, other = (median(lap[i] for lap in laps[1:]) for i in (0, 1))
-    return max(0.0, sum(laps[0]) - drafting - other), drafting, other
 
 
 class _Marks(StoppingCriteria):

@@ -13,7 +13,7 @@ from ..heads import Head
 from ..models.prepacked import is_prepacked
 from ..store.folder import this_process
 from ..tasks import Task
-from ..values import bounded
+from ..values import ONE_OR_MORE
 from .evaluation import Evaluation, Track, progress_bar
 from .modes import DecodingMode, Models, modes_of, with_noise
 from .result import EvaluationResult
@@ -126,7 +126,7 @@ def evaluate(
     """
     need("lab", "`evaluate`")
     if prompt_lookup_num_tokens is not None:
-        bounded(1, integer=True).check("prompt_lookup_num_tokens", prompt_lookup_num_tokens)
+        ONE_OR_MORE.check("prompt_lookup_num_tokens", prompt_lookup_num_tokens)
         gamma = gamma if draft is not None else prompt_lookup_num_tokens
     listed = modes_of(modes, gamma, temperature, top_p, heads or {}) if isinstance(modes, str) else list(modes)
     if noise_floor:

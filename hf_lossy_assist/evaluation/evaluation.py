@@ -25,7 +25,7 @@ from ..models.prepacked import is_prepacked
 from ..models.quantised import dtype_of
 from ..store.folder import Process
 from ..tasks import Example, Task
-from ..values import bounded
+from ..values import ONE_OR_MORE
 from .answers import Answer, AnswerStore
 from .costs import costs_of, lengths_between, predicted_seconds
 from .meters import CLOCKS, energy_counter, machine, provenance
@@ -35,7 +35,6 @@ from .requests import Ending, Instruments, PromptBatch, Response, batches_of, ru
 from .result import EvaluationResult
 from .scores import baselines_of
 
-_COUNT = bounded(1, integer=True)
 _WARM_UP_TOKENS = 4
 
 WATCHED = 8
@@ -76,7 +75,7 @@ class Evaluation:
 
     def __post_init__(self) -> None:
         for name in ("limit", "batch_size", "repeats"):
-            _COUNT.check(name, getattr(self, name))
+            ONE_OR_MORE.check(name, getattr(self, name))
         labels = [mode.label for mode in self.modes]
         if len(set(labels)) < len(labels):
             raise LossyValueError(f"`modes` has to name every mode once, but is {labels}")
@@ -295,7 +294,7 @@ class Evaluation:
 
     def finish(self, store: AnswerStore) -> EvaluationResult:
         """Return the result of a store, and save it if the store has a folder."""
-        with store.locked():  # or a process that has seen fewer answers could write last
+        with store.lock:  # or a process that has seen fewer answers could write last
             store.refresh()
             result = self.result(store)
             if store.folder is not None:

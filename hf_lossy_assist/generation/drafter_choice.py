@@ -85,6 +85,11 @@ class DrafterChoice:
             raise LossyValueError(f"`assistant_model` has to be a transformers model, but is {assistant!r}")
         options = given.merged("assistant_early_exit", *TRANSFORMERS_OPTIONS)
         if (layers := options.pop("assistant_early_exit", None)) is not None:
+            if assistant is not None:
+                raise LossyValueError(
+                    f"`assistant_early_exit` {layers!r} lets the target's first layers draft, and `assistant_model` is "
+                    "another drafter; leave out either"
+                )
             assistant = first_layers(target, layers)
         options = {name: value for name, value in options.items() if value}
         own = assistant is None and generator is None and not options.keys() - {"use_mtp", "prompt_lookup_num_tokens"}

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..errors import LossyValueError, brief
-from ..values import from_json
+from ..values import json_or_text
 
 FORM = "RULE[+RULE…][@GAMMA][:KEY=VALUE…]"
 
@@ -134,7 +134,7 @@ def read_settings(items: Iterable[str], argument: str) -> dict[str, Any]:
         if not equals or not key or len(rule) > 1 or not isinstance(settings, dict):
             form = "settings KEY=VALUE or RULE.KEY=VALUE"
             raise LossyValueError(f"`{argument}` has to have {form}, but has {brief(item)}")
-        settings[key] = _value(value)
+        settings[key] = json_or_text(value)
     return found
 
 
@@ -147,13 +147,6 @@ def read_gamma(text: str, argument: str) -> int | str:
     return int(text)
 
 
-def _value(text: str) -> Any:
-    try:
-        return from_json(text, "the value")
-    except LossyValueError:
-        return text
-
-
 def _written(value: Any) -> str:
-    bare = isinstance(value, str) and _BARE.fullmatch(value) and _value(value) == value
+    bare = isinstance(value, str) and _BARE.fullmatch(value) and json_or_text(value) == value
     return value if bare else json.dumps(value, ensure_ascii=False)

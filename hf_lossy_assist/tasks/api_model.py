@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Annotated, Any
 
 from ..errors import LossyServiceError, LossyValueError, need
-from ..values import POSITIVE, Checked, bounded
+from ..values import ONE_OR_MORE, POSITIVE, Checked
 
 if TYPE_CHECKING:
     from openai import OpenAI
@@ -31,7 +31,7 @@ class ApiModel(Checked):
     api_key_variable: str = "OPENAI_API_KEY"  # environment variable of the key for ``base_url``
     timeout: Annotated[float, POSITIVE] = 120.0  # seconds per reply
     # Attempts if a reply is late, the connection fails, or the server is busy or broken.
-    attempts: Annotated[int, bounded(1, integer=True)] = 6
+    attempts: Annotated[int, ONE_OR_MORE] = 6
     max_tokens: int | None = 1024  # of a chat's reply; None: the server's default
     temperature: float | None = None  # None: the server's default
 

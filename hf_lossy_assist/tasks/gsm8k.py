@@ -81,8 +81,8 @@ class GSM8K(Task):
         if split not in self.splits and self._files:
             found = ", ".join(path.name for path in self._files.values())
             raise LossyValueError(
-                f"`split` has to be one of {list(self.splits)}, but is {split!r}: a file is the training split unless "
-                f"its name has 'test', and `data` is {found}; rename it, or say what it is by `task.split`"
+                f"`split` has to be one of {list(self.splits)}, but is {split!r}: `data` is {found}, and a file is the "
+                f"training split unless its name has 'test'; rename it, or give `split={self.splits[0]}`"
             )
         self.check_split(split)
         return [
@@ -147,6 +147,8 @@ def _files(data: str | None, split: str | None) -> dict[str, Path]:
         raise LossyValueError(f"`data` has to be an existing file or folder, but there is none at {data!r}")
     if not path.is_dir():
         return {split or ("test" if "test" in path.name else "train"): path}
+    if split is not None:
+        raise LossyValueError(f"`split` says what a single file has, but `data` is the folder {data!r}; leave it out")
     found = {name: path / f"{name}.jsonl" for name in ("train", "test") if (path / f"{name}.jsonl").is_file()}
     if not found:
         raise LossyValueError(f"`data` ({path}) has to hold train.jsonl or test.jsonl, but has neither")

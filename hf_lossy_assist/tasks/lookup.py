@@ -7,11 +7,10 @@ import inspect
 import os
 import sys
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any
 
 from ..errors import LossyValueError, nearest
-from ..values import from_json
+from ..values import json_or_text
 from .task import Task
 
 # Imported on request: most callers need one.
@@ -94,11 +93,5 @@ def _typed(factory: Callable[..., Any], options: dict[str, Any], task: str) -> d
         takes = ", ".join(f"`{name}`" for name in signature.parameters) or "no options"
         raise LossyValueError(f"the task {task!r} takes {takes}, but {error}") from error
     texts = [name for name, parameter in signature.parameters.items() if parameter.annotation in _TEXT]
-    return {name: value if name in texts else _from_json(value) for name, value in options.items()}
-
-
-def _from_json(value: Any) -> Any:
-    if isinstance(value, str):
-        with suppress(LossyValueError):
-            return from_json(value, "the text")
-    return value
+    said = {name: value for name, value in options.items() if isinstance(value, str) and name not in texts}
+    return options | {name: json_or_text(text) for name, text in said.items()}

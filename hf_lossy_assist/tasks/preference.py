@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import Any
 
 from ..errors import LossyServiceError, LossyUnsupportedError, LossyValueError
-from ..values import bounded, check_keys
+from ..values import ONE_OR_MORE, check_keys
 from .api_model import ApiModel
 from .task import Example, Row, Task, first, prompt_of, read_jsonl, split_of
 
@@ -99,7 +99,7 @@ class Preference(Task):
         **endpoint: Any,
     ) -> None:
         for name, value in (("votes", votes), ("attempts_per_vote", attempts_per_vote)):
-            bounded(1, integer=True).check(name, value)
+            ONE_OR_MORE.check(name, value)
         check_keys("the judge", [*ApiModel.__dataclass_fields__], endpoint)
         self.judge = ApiModel(base_url=base_url, model=model, **endpoint)
         self.votes = votes

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 from ..errors import LossyValueError, nearest
 from ..generation.spelling import read_settings, split
 from ..models.quantised import quantize_draft
-from ..values import Checked, Rule, bounded, is_number
+from ..values import BOOL, ONE_OR_MORE, POSITIVE, Checked, Rule, bounded, or_none
 from .judge_labels import JudgeMiner
 from .ratio_labels import RatioMiner
 from .search import Chosen, Searches
@@ -20,11 +20,8 @@ from .writing import ApiWriter, LocalWriter, Writer
 if TYPE_CHECKING:
     from .labelling import Labelling
 
-_TEMPERATURE = Rule("a number > 0", lambda x: is_number(x) and x > 0)
-_GREEDY_OR_DRAWN = Rule("a number > 0, or None for greedy text", lambda x: x is None or (is_number(x) and x > 0))
-_FLAG = Rule("true or false", lambda x: isinstance(x, bool))
-_COUNT = bounded(1, integer=True)
-_COUNT_OR_ALL = Rule(f"{_COUNT.expected}, or None for all", lambda x: x is None or _COUNT.holds(x))
+_GREEDY_OR_DRAWN = or_none(POSITIVE, "None for greedy text")
+_COUNT_OR_ALL = or_none(ONE_OR_MORE, "None for all")
 _ROUNDED = Rule("int8, int4 or None", ("int8", "int4", None).__contains__)
 
 
@@ -72,7 +69,7 @@ class JudgeLabels(Labels):
 
     temperature: Annotated[float | None, _GREEDY_OR_DRAWN] = None
     mismatches: Annotated[int | None, _COUNT_OR_ALL] = None
-    only_solved: Annotated[bool, _FLAG] = False
+    only_solved: Annotated[bool, Rule("true or false", BOOL.holds)] = False
     writer_dtype: Annotated[str | None, _ROUNDED] = None
     workers: Annotated[int, bounded(0, integer=True)] = 0
 
@@ -118,7 +115,7 @@ class SelfLabels(Labels):
     """
 
     temperature: Annotated[float | None, _GREEDY_OR_DRAWN] = None
-    horizon: Annotated[int, _COUNT] = 64
+    horizon: Annotated[int, ONE_OR_MORE] = 64
     most_lost: Annotated[float, bounded(0)] = 0.5
 
     name, kind = "self", "judge"
@@ -143,8 +140,8 @@ class RatioLabels(Labels):
         Drafted tokens per prompt, for each of the four kinds of prefix.
     """
 
-    temperature: Annotated[float, _TEMPERATURE] = 1.0
-    rows: Annotated[int, _COUNT] = 8
+    temperature: Annotated[float, POSITIVE] = 1.0
+    rows: Annotated[int, ONE_OR_MORE] = 8
 
     name = kind = "ratio"
 

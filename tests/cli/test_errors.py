@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from hf_lossy_assist import pairs
+from hf_lossy_assist import LossyError, pairs
 from hf_lossy_assist.cli import app
 from hf_lossy_assist.tasks import Arithmetic
+from hf_lossy_assist.tasks.gsm8k import GSM8K
 
 PAIR = "--pair arithmetic"
 LETTERS = "--task tests.training.parts:Letters"
@@ -73,7 +74,7 @@ ERRORS = {
         (f"{PAIR} --head topk=folder", r"`RULE` of `--head` has to be one of \['judge', 'sprinter'\]"),
         (f"{PAIR} --task gsm", "`--task` has to be one of"),
         (f"{PAIR} --task gsm8k --data /no/such", "`--data` has to be"),
-        (f"{PAIR} --task gsm8k --data EMPTY", "`split` has to .* `--data` is empty; .* by `--set task.split=test`"),
+        (f"{PAIR} --task gsm8k --data EMPTY", "`split` has to .* `--data` is empty, .* or give `--set split=train`"),
         (f"{PAIR} --set split=none", "`split` has to be one of"),
         (f"{PAIR} --limit 0", "'--limit'"),
         (f"{PAIR} --set prompt_lookup=0", "`prompt_lookup` has to be an int >= 1"),
@@ -163,3 +164,44 @@ def test_a_file_that_cannot_be_read_is_refused_before_models_are_loaded(
     assert result.stderr.startswith("error: ")
     assert result.stderr.count("\n") == 1
     assert not places["OUT"].exists()
+
+
+OF_SPLITS = {
+    "evaluate": "--modes plain",
+    "advise": "",
+    "calibrate": "--modes topk --out OUT",
+    "mine --set split=test": "--out OUT",
+}
+
+
+@pytest.mark.parametrize(("command", "others"), OF_SPLITS.items())
+def test_the_remedy_for_a_split_that_a_file_lacks_is_one(command: str, others: str, tmp_path: Path, monkeypatch):
+    """Models are loaded once the prompts are known; the task's own setting does as well."""
+    read: list[str] = []
+    (data := tmp_path / "train.jsonl").write_text('{"question": "How many?", "answer": "#### 24"}\n')
+    monkeypatch.setattr(pairs, "load", lambda *_, **__: (_ for _ in ()).throw(LossyError("prompts are read")))
+    monkeypatch.setattr(GSM8K, "examples", lambda self, split, n: (read.append(split), known(self, split, n))[1])
+
+    def said(*more: str) -> str:
+        words = f"{command} {others} --pair arithmetic --task gsm8k --data {data}".replace("OUT", str(tmp_path / "out"))
+        result = CliRunner().invoke(app, [*words.split(), *more])
+        assert result.exit_code == 2, result.output
+        return result.stderr
+
+    (remedy,) = re.findall("or give `(--set split=train)`$", said().strip())
+    assert "prompts are read" in said(*remedy.split())
+    assert "prompts are read" in said("--set", "task.split=test")
+    assert read[-2:] == ["train", "test"]
+
+
+known = GSM8K.examples
+
+
+@pytest.mark.parametrize("setting", ["split", "task.split"])
+def test_prompts_of_a_file_may_be_any_split(setting: str, tmp_path: Path, monkeypatch):
+    (data := tmp_path / "prompts.txt").write_text("Once\n")
+    monkeypatch.setattr(pairs, "load", lambda *_, **__: (_ for _ in ()).throw(LossyError("prompts are read")))
+    result = CliRunner().invoke(
+        app, f"evaluate --pair arithmetic --modes plain --data {data} --set {setting}=train".split()
+    )
+    assert "prompts are read" in result.stderr

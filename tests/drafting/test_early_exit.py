@@ -74,3 +74,24 @@ def test_a_failure_leaves_the_model_as_it_was():
 def test_refused(layers):
     with pytest.raises(LossyError, match="assistant_early_exit"):
         tiny("llama").generate(input_ids=prompt(), **GREEDY, assistant_early_exit=layers, lossy_mode="lossless")
+
+
+@pytest.mark.parametrize("in_files", [False, True])
+def test_another_drafter_beside_it_is_refused_before_any_forward(in_files):
+    model, draft = tiny("llama"), tiny("llama")
+    given = {"assistant_model": draft, "assistant_early_exit": 1}
+    if in_files:
+        model.generation_config.assistant_early_exit = given.pop("assistant_early_exit")
+    for each in (model, draft):
+        each.register_forward_pre_hook(lambda *_: pytest.fail("a forward ran"))
+    with pytest.raises(LossyError, match=r"`assistant_early_exit` 1 .* `assistant_model`.* leave out either") as raised:
+        model.generate(input_ids=prompt(), **GREEDY, **given, lossy_mode="lossless")
+    assert ("pass `assistant_early_exit=None`" in str(raised.value)) is in_files
+
+
+def test_a_keyword_of_none_leaves_the_draft_to_the_other_drafter():
+    model, draft = easy(), easy()
+    model.generation_config.assistant_early_exit = 1
+    drafting = {"assistant_model": draft, "assistant_early_exit": None}
+    _, ours = assert_lossless(model, drafting, input_ids=prompt(), **GREEDY)
+    assert ours.lossy_stats.accepted == ours.lossy_stats.drafted

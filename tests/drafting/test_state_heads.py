@@ -168,6 +168,12 @@ def test_a_head_costs_what_it_reads(heads):
     assert price_of(layer, target) == pytest.approx((own + head) / of_target, rel=0.02)  # but for biases
 
 
+def test_a_head_s_own_lm_head_costs_once():
+    target, head = tiny("llama"), random_dflash(drafted=40)
+    of_target = sum(x.numel() for x in target.parameters()) - target.model.embed_tokens.weight.numel()
+    assert price_of(head, target) == pytest.approx(sum(x.numel() for x in head.parameters()) / of_target)
+
+
 HYBRIDS = [name for name in ("Qwen3Next", "FalconH1", "Mamba2") if has_family(name)]
 
 

@@ -8,8 +8,11 @@ import pytest
 import torch
 
 from hf_lossy_assist.compat import CACHE, obstacle_to_rollback
+from tests.dflash_heads import random_dflash
+from tests.eagle3_heads import random_head
 from tests.encoder_decoders import made
 from tests.families import family
+from tests.mtp_checkpoints import loaded, write
 from tests.parity import assert_lossless
 from tests.tiny_models import noisy_copy, padded, prompt, tiny
 
@@ -56,6 +59,29 @@ def test_texts_are_those_of_plain_generation(pair, inputs, kind: str):
         _, ours = assert_lossless(target, {"cache_implementation": kind, "assistant_model": draft}, **settings)
     assert ours.lossy_stats.accepted
     assert len(ours.sequences) > 1 or getattr(ours, CACHE).offloading
+
+
+TREE = {"lossy_config": {"tree": {"depth": 3, "top_k": 3, "nodes": 6}}}
+DRAFTING = {
+    "EAGLE-3": lambda: {"assistant_model": random_head()},
+    "DFlash": lambda: {"assistant_model": random_dflash()},
+    "look-up, else DFlash": lambda: {"assistant_model": random_dflash(), "prompt_lookup_num_tokens": 3},
+    "a tree": lambda: {"assistant_model": noisy_copy(tiny("llama"))} | TREE,
+    "EAGLE-3's tree": lambda: {"assistant_model": random_head()} | TREE,
+    "MTP": lambda: {"use_mtp": True},
+}
+
+
+@pytest.mark.parametrize("inputs", [{"input_ids": prompt()}, padded((3, 9))], ids=["one", "batch"])
+@pytest.mark.parametrize("name", DRAFTING)
+def test_heads_and_trees_draft_beside_it(name: str, inputs, tmp_path):
+    target = loaded(write("mimo", tmp_path)) if name == "MTP" else tiny("llama")
+    for kind in ("offloaded", "offloaded_static"):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            drafting = {"cache_implementation": kind, **DRAFTING[name]()}
+            _, ours = assert_lossless(target, drafting, **inputs, **GREEDY, max_new_tokens=16)
+        assert ours.lossy_stats.drafted
 
 
 def test_a_cache_is_handed_on(pair):

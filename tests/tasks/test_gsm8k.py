@@ -75,6 +75,11 @@ def test_a_file_s_name_or_the_argument_tells_what_it_holds(tmp_path):
             call()
 
 
+def test_a_folder_s_files_say_what_they_hold(folder):
+    with pytest.raises(LossyValueError, match=r"`split` .* is the folder"):
+        GSM8K(folder, split="train")
+
+
 def test_worked_problems_come_first_and_belong_to_no_split(folder):
     task = GSM8K(folder, shots=2)
     [example] = task.examples("test", 1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -12,15 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load, save
 from torch import Tensor
-from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from ...acceptors import Acceptor
 from ...acceptors.base import AUTO
 from ...drafting.draft_ends import DEFAULT_NUM_TOKENS, LONGEST
-from ...drafting.lookup_first import price_of
 from ...drafting.per_row import missing
 from ...drafting.state_head import StateHead
 from ...errors import LossyError, LossyUnsupportedError, LossyValueError, need
@@ -31,23 +28,23 @@ from ...generation.spelling import Spelling, split
 from ...heads import Head
 from ...models.lm_head_hook import DROPOUTS, POSITIONS, choose_dropout
 from ...models.reading import read_text
-from ...store.folder import MANIFEST, write_json, write_whole
+from ...store.folder import MANIFEST, write_json
 from ...tasks import Task
-from ...values import Rule, bounded
-from ..answers import AnswerStore, read_plan
+from ...values import ONE_OR_MORE, Rule
+from ..answers import read_plan
 from ..costs import FREE, KEEP_ALL, Costs, merged, repeated_costs
 from ..costs import GAMMAS as TIMED
 from ..evaluation import Evaluation, Track, progress_bar
 from ..modes import EVERYTHING, DecodingMode, Models, parse_modes
 from ..quality import Interval
-from ..requests import PromptBatch, PromptList, Prompts, run_request
+from ..requests import PromptList, Prompts, run_request
 from .advice import DRAFT_COST, Advice, Replayed, Row
+from .answer_texts import AnswerTexts
 from .drawing import draw
-from .lookup_first import Continuations, LookupFirstLogits, chances_of
+from .lookup_first import LookupFirstLogits
 from .replay import Acceptance, Walk, decided, drawn, greedy, reads_states, rounds
 from .speeds import Speeds, Trial
-from .text_drafts import read_drafts
-from .text_logits import LIKELIEST, TextLogits, processors_of, read_logits
+from .text_logits import TextLogits
 
 if TYPE_CHECKING:
     from .outcomes import Labelled
@@ -168,7 +165,7 @@ class Advising:
         rules, _ = self.rules, self.labelled  # what is wrong with them is said first
         laws = self.laws
         tokens = laws.lengths.double().numpy()
-        length = float(np.mean([batch.ids.shape[1] for batch in self._batches]) + tokens.mean() / 2)
+        length = float(np.mean([batch.ids.shape[1] for batch in self.texts.batches]) + tokens.mean() / 2)
         repeats = self._costs(round(length))
         speeds = Speeds(tokens, length, merged(repeats), repeats, self.rows, self.temperature is not None)
         replayed = [self.replay(mode, rule) for mode, rule in self.track(rules, description="replaying")]
@@ -180,7 +177,7 @@ class Advising:
             return {gamma: kept.walk(laws, *end) for gamma, end in self._ends(rules[0][1]).items()}
 
         known = keeping if laws.alone else None
-        advice = Advice(replayed, speeds, matches, known, self.decoding, drafting=self.models.drafting)
+        advice = Advice(replayed, speeds, matches, known, self.texts.decoding, drafting=self.models.drafting)
         if self.draft_cost is not None:
             advice = advice.with_draft_cost(self.draft_cost)
         if speeds.steady and self.guard:
@@ -232,11 +229,7 @@ class Advising:
     @cached_property
     def laws(self) -> TextLogits | LookupFirstLogits:
         """What both models say along the target's answers, which are made now."""
-        drafted = TextLogits.of(self._texts, self.evaluation.length)
-        if not self._looks_up_first:
-            return drafted
-        price = price_of(self.models.draft, self.models.target)
-        return LookupFirstLogits.of(drafted, self._repeats, price, self.models.drafts_at_once)
+        return self.texts.laws(looked_up=self._looks_up_first)
 
     @cached_property
     def rules(self) -> list[tuple[DecodingMode, Acceptor]]:
@@ -282,87 +275,15 @@ class Advising:
         return [(replace(mode, gamma=shown), rule) for mode, rule, shown in found.values()]
 
     @cached_property
-    def _batches(self) -> list[PromptBatch]:
-        return replace(self.evaluation, batch_size=1).batches  # one prompt each
-
-    @cached_property
-    def _texts(self) -> list[dict[str, Tensor]]:
-        """What both models say along the target's answer to each prompt; missing ones are made now."""
-        evaluation = self.evaluation
-        store = AnswerStore() if self.out is None else AnswerStore(self.out, evaluation.plan())
-        answered = self.track(evaluation.run(store), total=len(self._batches), description="answering")
-        return [
-            self._read_text(batch.ids[0].tolist(), evaluation.tokens_of(answers[evaluation.reference]))
-            for batch, answers in zip(self._batches, answered, strict=True)
-        ]
-
-    def _read_text(self, prompt: list[int], answer: list[int]) -> dict[str, Tensor]:
-        def read() -> dict[str, Tensor]:
-            if self._by_position:
-                laws = read_logits(self.models.target, self.models.draft, prompt, answer, self._processors(prompt))
-            else:
-                laws = self._read_drafts(prompt, answer, self._drafting, self._longest)
-            return {"ids": torch.tensor([*prompt, *answer]), **laws}
-
-        name = "logits" if self._by_position else f"{self._longest}-logits"
-        return self._stored(prompt, [*prompt, *answer], name, read)
-
-    @property
-    def _drafting(self) -> dict[str, Any]:
-        """Keywords of ``generate()`` for the longest drafts, without a look-up before them."""
-        if self.models.only_looks_up:
-            return {"prompt_lookup_num_tokens": self._longest}
-        return {"assistant_model": self.models.draft, "num_assistant_tokens": self._longest}
-
-    @cached_property
-    def _repeats(self) -> list[dict[str, Tensor]]:
-        """What is looked up along the target's answers."""
-        count, found = self.models.lookup, []
-        for batch, text in zip(self._batches, self._texts, strict=True):
-            prompt, ids = batch.ids[0].tolist(), text["ids"].tolist()
-            answer = ids[len(prompt) :]
-
-            def read(prompt: list[int] = prompt, answer: list[int] = answer) -> dict[str, Tensor]:
-                drafting = {"candidate_generator": Continuations(count), "num_assistant_tokens": count}
-                return self._read_drafts(prompt, answer, drafting, count) | {"chances": chances_of(prompt, answer)}
-
-            found.append(self._stored(prompt, ids, f"{count}-repeats", read))
-        return found
-
-    def _read_drafts(
-        self, prompt: list[int], answer: list[int], drafting: dict[str, Any], steps: int
-    ) -> dict[str, Tensor]:
-        return read_drafts(self.models.target, drafting, prompt, answer, steps, self.decoding)
-
-    def _stored(
-        self, prompt: list[int], ids: list[int], name: str, make: Callable[[], dict[str, Tensor]]
-    ) -> dict[str, Tensor]:
-        """Return what is in the folder about a text, or make it and write it there."""
-        if self.out is None:
-            return make()
-        read = zlib.crc32(json.dumps([prompt, ids, self.decoding, LIKELIEST]).encode())
-        path = self.out / f"{read:08x}-{name}.safetensors"
-        try:
-            return load(path.read_bytes())
-        except (OSError, SafetensorError):  # missing or damaged
-            write_whole(path, save(found := make()))
-            return found
-
-    def _processors(self, prompt: Sequence[int]) -> LogitsProcessorList:
-        return processors_of(self.models.target, prompt, **self.decoding)
-
-    @property
-    def decoding(self) -> dict[str, Any]:
-        """Keywords of ``generate()`` that say how tokens are chosen."""
-        keywords = self.evaluation.modes[0].keywords(self.models, 0)
-        return {name: keywords[name] for name in ("do_sample", "temperature", "top_k", "top_p") if name in keywords}
+    def texts(self) -> AnswerTexts:
+        return AnswerTexts(self.evaluation, self._by_position, self._longest, self.out, self.track)
 
     def _costs(self, length: int) -> list[Costs]:
         gammas, repeats = (TIMED, 6) if self.tune else ((0, 1, 5, 16, 32), 3)
         gammas = sorted({min(gamma, self._longest) for gamma in gammas})
         mode = FREE if self.models.only_looks_up else KEEP_ALL
         mode = replace(mode, temperature=self.temperature, top_p=self.evaluation.modes[0].top_p)
-        models, text = replace(self.models, lookup=0), self._batches[0].ids[0].tolist()
+        models, text = replace(self.models, lookup=0), self.texts.batches[0].ids[0].tolist()
         return repeated_costs(
             models, text, lengths=(length,), gammas=gammas, mode=mode, repeats=repeats, rows=self.rows,
             track=lambda turns: self.track(turns, description="timing"),
@@ -411,7 +332,7 @@ class Advising:
     def dropout(self, paths: int) -> float:
         """Return one dropout for ``dropmatch`` on all prompts, found as a call does on its own."""
         target = self.models.target
-        states = [read_text(target, batch.ids[0].tolist()).states[-POSITIONS:] for batch in self._batches]
+        states = [read_text(target, batch.ids[0].tolist()).states[-POSITIONS:] for batch in self.texts.batches]
         return DROPOUTS[choose_dropout(target.get_output_embeddings(), torch.cat(states), paths)]
 
     def _decided(self, rule: Acceptor) -> tuple[Acceptance, dict[str, float]]:
@@ -420,12 +341,13 @@ class Advising:
             return (greedy(rule, laws), {}) if self.temperature is None else drawn(rule, laws)
         sums = [LossyConfig(rule).in_full(), *(head.checksum for head in self.models.heads.values())]
         name = f"{rule.name.replace(' ', '-')}-{zlib.crc32(json.dumps(sums).encode()):08x}"
-        found = []
-        for batch, text in zip(self.track(self._batches, description=rule.name), self._texts, strict=True):
-            prompt, ids = batch.ids[0].tolist(), text["ids"].tolist()
-            given = (rule, self.models.target, self.models.draft, ids, len(prompt))
-            made = partial(decided, *given, self._processors(prompt), self.temperature is not None)
-            found.append(self._stored(prompt, ids, name, made))
+        drawn_too, track = self.temperature is not None, partial(self.track, description=rule.name)
+
+        def read(prompt: list[int], ids: list[int]) -> dict[str, Tensor]:
+            processors = self.texts.processors(prompt)
+            return decided(rule, self.models.target, self.models.draft, ids, len(prompt), processors, drawn_too)
+
+        found = self.texts.about(name, read, track)
         padded = (
             torch.nn.utils.rnn.pad_sequence([text[key] for text in found], batch_first=True)[..., None].double().numpy()
             for key in ("keep", "others", "nats")
@@ -526,7 +448,7 @@ def advise(
     """
     need("lab", "`advise`")
     if prompt_lookup_num_tokens is not None:
-        bounded(1, integer=True).check("prompt_lookup_num_tokens", prompt_lookup_num_tokens)
+        ONE_OR_MORE.check("prompt_lookup_num_tokens", prompt_lookup_num_tokens)
     models = Models(target, draft, dict(heads or {}), prompt_lookup_num_tokens or 0, tokenizer)
     folder = None if out is None else Path(out)
     evaluation = target_alone(

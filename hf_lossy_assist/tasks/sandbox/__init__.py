@@ -17,13 +17,11 @@ from subprocess import DEVNULL, PIPE, Popen, TimeoutExpired
 from typing import Annotated
 
 from ...errors import LossyUnsupportedError, warn
-from ...values import POSITIVE, Checked, Rule, bounded
+from ...values import ONE_OR_MORE, POSITIVE, Checked, Flag
 from . import isolation
 
 _GRACE_SECONDS = 1.0  # for a process to end, or a folder to be deleted
 _INSIDE = Path(__file__).with_name("inside.py")
-_Flag = Annotated[bool, Rule("a bool", lambda x: isinstance(x, bool))]
-_Whole = Annotated[int, bounded(1, integer=True)]
 
 
 @dataclass(frozen=True)
@@ -44,11 +42,11 @@ class Sandbox(Checked):
     the program can't reach the verdict. A function that returns other data fails.
     """
 
-    cpu_seconds: _Whole = 3  # processor time of each process
+    cpu_seconds: Annotated[int, ONE_OR_MORE] = 3  # processor time of each process
     wall_seconds: Annotated[float, POSITIVE] = 15.0  # clock time; the caller waits at most two seconds more
-    memory_mb: _Whole = 1024  # MiB of address space of each process (macOS has no such limit)
-    disk_mb: _Whole = 16  # MiB of files (without isolation: of one file)
-    unsafe_no_isolation: _Flag = False  # run programs with all of this user's rights, and warn each time
+    memory_mb: Annotated[int, ONE_OR_MORE] = 1024  # MiB of address space of each process (macOS has no such limit)
+    disk_mb: Annotated[int, ONE_OR_MORE] = 16  # MiB of files (without isolation: of one file)
+    unsafe_no_isolation: Flag = False  # run programs with all of this user's rights, and warn each time
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -70,7 +70,7 @@ def advising(models: Models, tokenizer, modes: str = "lossless", **given) -> Adv
 
 def seen(about: Advising, mode, gamma: int) -> list[tuple[int, int, int]]:
     """Return each prompt's rounds, kept tokens and looked-up ones, of the loop."""
-    made = [run_request(about.models, replace(mode, gamma=gamma), batch, LIMIT) for batch in about._batches]
+    made = [run_request(about.models, replace(mode, gamma=gamma), batch, LIMIT) for batch in about.texts.batches]
     return [(*one.work[0][:2], one.stats.looked_up) for one in made]
 
 
@@ -118,7 +118,7 @@ def test_laws_are_those_of_the_loop_s_drafts(name, models_of, tokenizer, monkeyp
         return draft
 
     about = advising(models, tokenizer)
-    laws, text, prompt_length = about.laws, about._texts[0]["ids"], len(PROMPTS[0])
+    laws, text, prompt_length = about.laws, about.texts.read[0]["ids"], len(PROMPTS[0])
     monkeypatch.setattr(kind, "propose", proposing)
     asked = {"do_sample": False, "lossy_mode": "lossless", "lossy_config": {"inspect": True}, "num_assistant_tokens": 4}
     with enabled(models.target):
