@@ -143,7 +143,10 @@ def test_medians_have_the_ranks_of_the_sign_test(n, first):
 def test_each_variant_computes_the_model_and_launches_what_it_should(tmp_path, monkeypatch):
     """The oracle is a whole forward in float32 without a cache, and products are counted by hand."""
     one_each = {name: dataclasses.replace(variant, cases=(FIVE,)) for name, variant in VARIANTS.items()}
-    for name in ("tuning", "tuning, combo, fold, split, PDL"):  # on a CPU, as the variant before
+    for name in (
+        "tuning",
+        *(f"tuning, combo, fold, split, {x}" for x in ("kernel", "PDL")),
+    ):  # on a CPU, as those before
         del one_each[name]
     monkeypatch.setattr(kernels, "VARIANTS", one_each)
     run = Run("cpu", True, 1000.0, tmp_path)

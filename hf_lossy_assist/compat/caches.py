@@ -22,6 +22,7 @@ from transformers.cache_utils import (
     QuantizedCache,
     QuantizedLayer,
     StaticCache,
+    StaticLayer,
 )
 
 from .models import forward_accepts, has_recurrent_state, layer_kinds
@@ -38,7 +39,7 @@ CACHE_NAMES = tuple(dict.fromkeys((CACHE, "past_key_values", "cache_params")))
 # Layers that share other layers' keys; older versions have none.
 EMPTY_LAYERS = tuple(getattr(_caches, name) for name in ("DummyLayer",) if hasattr(_caches, name))
 # Layers of a static cache, rolled back by their position.
-REWINDING_LAYERS = (_caches.StaticLayer, *EMPTY_LAYERS)
+REWINDING_LAYERS = (StaticLayer, *EMPTY_LAYERS)
 # Layers that quantise every token as it comes; older versions have none.
 _AT_ONCE = tuple(getattr(_caches, name) for name in ("Fp8QuantizedLayer",) if hasattr(_caches, name))
 
@@ -177,11 +178,43 @@ LAYER_INDEX = "layer_idx"
 """The attribute by which modules know their layer's number in a cache."""
 
 
+class UncountedLayer(StaticLayer):
+    """A view of a layer, which writes where the layer does, but leaves counting to :func:`count_in_all_layers`."""
+
+    def update(self, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        counter = self.cumulative_length
+        self.cumulative_length = counter.clone()  # which a compiler drops, with what is added to it
+        states = super().update(*args, **kwargs)
+        self.cumulative_length = counter
+        return states
+
+
+def is_counted_once(cache: Cache) -> bool:
+    """Tell whether the layers of a static cache, run apart, count a forward's tokens together: once they have keys."""
+    ends = cache.layers[0], cache.layers[-1]  # layers get their keys in turn
+    return all(type(layer) is StaticLayer and layer.is_initialized for layer in ends)
+
+
 def one_layer(cache: Cache, number: int) -> Cache:
     """Return a cache that has only the layer ``number`` of ``cache``, as its first."""
-    view = copy.copy(cache)
-    view.layers = [cache.layers[number]]
+    view, layer = copy.copy(cache), cache.layers[number]
+    if is_counted_once(cache) and type(layer) is StaticLayer and layer.is_initialized:
+        layer = copy.copy(layer)
+        layer.__class__ = UncountedLayer
+    view.layers = [layer]
     return view
+
+
+def count_in_layer(layer: StaticLayer, tokens: int) -> None:
+    """Count what was written to a layer by other means than :meth:`StaticLayer.update`."""
+    if not isinstance(layer, UncountedLayer):
+        layer.cumulative_length.add_(tokens)
+
+
+def count_in_all_layers(cache: Cache, tokens: int) -> None:
+    """Count what layers run apart have written, by one kernel for all."""
+    lengths = [x.cumulative_length for x in cache.layers if type(x) is StaticLayer and x.is_initialized]
+    torch._foreach_add_(lengths, tokens)
 
 
 @contextmanager

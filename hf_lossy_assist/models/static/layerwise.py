@@ -3,21 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
-from itertools import count
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers import CompileConfig, PreTrainedConfig, PreTrainedModel
 from transformers.cache_utils import Cache
 
-from ...compat import LAYER_INDEX, attention_of, cache_name, folding, one_layer
+from ...compat import (
+    LAYER_INDEX,
+    attention_of,
+    cache_name,
+    count_in_all_layers,
+    folding,
+    is_counted_once,
+    one_layer,
+)
 from ..few_rows import FewRowsLinear
 from .cache_slot import StaticCacheSlot, new_static_cache
 from .forwards import Compiling, Make, decoder_layers, path_to_decoder, shallow, with_decoder
 
 Change = Callable[[nn.Module], Any]
 """Changes a copy of a module, whose attributes, but not its tensors, are its own."""
+
+OWN_ATTENTION: dict[str, Change] = {}
+"""By type of device, what gives a layer's attention a kernel of its own; none before a GPU has measured it."""
 
 _MOST_KINDS = 4  # more are compiled sooner as a whole
 _PLAIN = {int, float, bool, str, type(None)}
@@ -58,6 +68,8 @@ class Compact:
             twin.__dict__["config"] = self._configs.setdefault(id(config), folding(config, self.device))
         if self.tuned and type(twin) is nn.Linear:
             twin.__class__ = FewRowsLinear
+        if self.device in OWN_ATTENTION:
+            OWN_ATTENTION[self.device](twin)
 
 
 def compiling(config: CompileConfig | None) -> Compiling:
@@ -110,17 +122,24 @@ def with_layers(
     """Return a model like ``model`` whose layers run ``forwards``, which get a changed copy of the layer first."""
     name, layers = decoder_layers(model)
     decoder = shallow(model.get_decoder())
-    decoder._modules[name] = nn.ModuleList(_apart(*x, change) for x in zip(layers, count(), forwards, strict=False))
+    last = len(layers) - 1
+    numbered = enumerate(zip(layers, forwards, strict=True))
+    decoder._modules[name] = nn.ModuleList(_apart(layer, i, own, change, i == last) for i, (layer, own) in numbered)
     return with_decoder(model, decoder)
 
 
-def _apart(layer: nn.Module, number: int, forward: Callable[..., Any], change: Change) -> nn.Module:
+def _apart(layer: nn.Module, number: int, forward: Callable[..., Any], change: Change, is_last: bool) -> nn.Module:
     first, twin = _as_first(layer, change), shallow(layer)
 
     def run(*args: Any, **inputs: Any) -> Any:
+        given = *args, *inputs.values()
+        counted = [x for x in given if is_last and isinstance(x, Cache) and is_counted_once(x)]
         args = [one_layer(x, number) if isinstance(x, Cache) else x for x in args]
         inputs = {name: one_layer(x, number) if isinstance(x, Cache) else x for name, x in inputs.items()}
-        return forward(first, *args, **inputs)
+        output = forward(first, *args, **inputs)
+        for cache in counted:
+            count_in_all_layers(cache, next(x.shape[1] for x in given if isinstance(x, Tensor)))
+        return output
 
     twin.__dict__["forward"] = run
     return twin

@@ -243,3 +243,23 @@ def test_hooks_on_layers_run():
     with torch.no_grad():
         states(input_ids=prompt(3), use_cache=True, **{CACHE: slot.cache})
     assert seen == [1]
+
+
+@torch.no_grad()
+def test_a_forward_s_tokens_are_counted_for_all_layers_at_once(monkeypatch):
+    """So each compiled layer has a kernel less; every layer of a cache knows what it holds, as it does one by one."""
+    target, counted, add = tiny("gemma3"), [], torch._foreach_add_
+    slot, plain = (StaticCacheSlot(new_static_cache(target, 64)) for _ in range(2))
+
+    monkeypatch.setattr(torch, "_foreach_add_", lambda *given: counted.append(given) or add(*given))
+    states = CompilingLayers(CompileConfig(backend=Backend())).part(target, slot, 3, states_of)
+    text = prompt(12)
+    for start, end, times in ((0, 5, 0), (5, 6, 1), (6, 12, 2)):  # the first forward makes the layers' keys
+        inputs = {"input_ids": text[:, start:end], "position_ids": torch.arange(start, end)[None], "use_cache": True}
+        got, exact = states(**inputs, **{CACHE: slot.cache})[0], target.model(**inputs, **{CACHE: plain.cache})[0]
+        torch.testing.assert_close(got, exact)
+        for own, wanted in zip(slot.cache.layers, plain.cache.layers, strict=True):
+            assert int(own.cumulative_length) == int(wanted.cumulative_length) == end
+            torch.testing.assert_close(own.keys, wanted.keys)
+        assert len(counted) == times
+    assert all(len(lengths) == len(slot.cache.layers) for lengths, _ in counted)
