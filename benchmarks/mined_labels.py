@@ -8,8 +8,9 @@ labels that do not say it. A prompt is known by its place among the task's, and 
 from __future__ import annotations
 
 import json
+import random
 import zlib
-from collections.abc import Generator, Iterable, Iterator, Mapping
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, field, fields, replace
 from functools import partial
 from operator import itemgetter
@@ -91,20 +92,20 @@ class RestoredLabels(JudgeLabels):
 
 @dataclass(eq=False)
 class Completing(Searches):
-    """Writes the changed texts of known labels anew, where these do not say whether the changed answer is right."""
+    """Writes the changed text of each of ``found`` anew, by number, and asks whether its answer is right.
 
-    known: Known = field(default_factory=Known)
+    Each has one mismatch, and its prompt the number, so that no label waits for others of its prompt.
+    """
+
+    found: Sequence[Found] = ()
 
     def search(self, prompt: Prompt) -> Generator[Request, Any, Found]:
-        _, found = self.known.of(prompt, self.task)
-        labels = []
-        for one in found.mismatches:
-            if one.right is None and prompt.example.answer:
-                # Nothing before an important mismatch has changed since.
-                text = self.decode((yield Continue((*found.last[: one.index], one.draft_token))))
-                one = replace(one, right=bool((yield Ask(partial(self.task.correct, prompt.example, text)))))
-            labels.append(one)
-        return replace(found, mismatches=tuple(labels))
+        found = self.found[prompt.id]
+        (one,) = found.mismatches
+        # Nothing before an important mismatch has changed since.
+        text = self.decode((yield Continue((*found.last[: one.index], one.draft_token))))
+        right = bool((yield Ask(partial(self.task.correct, prompt.example, text))))
+        return replace(found, mismatches=(replace(one, right=right),))
 
 
 def labels_of_mismatches(argument: str, folder: Path) -> Mined:
@@ -209,8 +210,11 @@ def complete(
     writer_dtype: Annotated[str | None, typer.Option(help="int8 or int4: a rounded copy of the target writes.")] = None,
     settings: Settings = None,
 ) -> None:
-    """Find out which changed answers are right: those at important mismatches of unsolved prompts are written anew."""
-    known = read(file)
+    """Find out which changed answers are right: those at important mismatches of unsolved prompts are written anew.
+
+    A run that is interrupted writes what it has found, and goes on with that.
+    """
+    known = read(out if out.exists() else file)
     labels = JudgeLabels(writer_dtype=writer_dtype)
     labelling = replace(
         _labelling(labels, known, settings, pair, model, assistant, dtype, task, data, max_new_tokens),
@@ -218,17 +222,29 @@ def complete(
     )
     searches = labels.miner(labelling).searches
     given = {each.name: getattr(searches, each.name) for each in fields(searches)}
-    found: dict[int, Found] = {}
-    for one in Completing(**given, known=known).run(p for p in labelling.prompts() if p.id in known.searches):
-        if one.found is None:
-            raise one.error
-        found[one.prompt.id] = one.found
-    records = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
-    for record in records:
-        one = found[record["prompt_id"]]
-        record |= {"solved": one.solved, "mismatches": [_entry(label) for label in one.mismatches]}
-    out.unlink(missing_ok=True)
-    append_lines(out, records)
+    prompts = {p.id: p for p in labelling.prompts() if p.id in known.searches}
+    found = {i: known.of(p, labelling.task)[1] for i, p in prompts.items()}
+    todo = [
+        (i, k) for i, each in found.items() if prompts[i].example.answer
+        for k, one in enumerate(each.mismatches) if one.right is None
+    ]  # fmt: skip
+    random.Random(0).shuffle(todo)  # what an interrupted run has found is a sample
+    alone = [replace(found[i], mismatches=(found[i].mismatches[k],)) for i, k in todo]
+    try:
+        for one in Completing(**given, found=alone).run(replace(prompts[i], id=n) for n, (i, _) in enumerate(todo)):
+            if one.found is None:
+                raise one.error
+            i, k = todo[one.prompt.id]
+            mismatches = list(found[i].mismatches)
+            mismatches[k] = one.found.mismatches[0]
+            found[i] = replace(found[i], mismatches=tuple(mismatches))
+    finally:
+        records = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+        for record in records:
+            one = found[record["prompt_id"]]
+            record |= {"solved": one.solved, "mismatches": [_entry(label) for label in one.mismatches]}
+        out.unlink(missing_ok=True)
+        append_lines(out, records)
     rights = [label.right for one in found.values() if not one.solved for label in one.mismatches if label.important]
     typer.echo(f"{len(rights)} changed answers of unsolved prompts, {sum(map(bool, rights))} of them right")
 

@@ -52,6 +52,8 @@ class Row:
     n: int
     score: float  # the mean, in %
     points: Interval  # more than the reference, in %
+    lost: float  # % of the problems whose answers are worse than the reference's
+    won: float  # and better
     kept: float | None  # drafted tokens per round; None without a draft
     tokens_per_call: Interval | None  # as a multiple of the reference's, as is all that follows
     tokens: Interval
@@ -72,6 +74,8 @@ class Row:
         >>> row = Row.of(topk, plain, ({0: 3.0, 1: 3.0}, {0: 4.0, 1: 4.0}))
         >>> row.points[0], row.kept, round(row.tokens_per_call[0], 3), row.time[0], row.cut
         (-50.0, 5.0, 1.2, 0.75, 50.0)
+        >>> row.lost, row.won
+        (50.0, 0.0)
         """
         pairs = [(own[i], reference[i]) for i in sorted(own.keys() & reference.keys())]
         counts = np.array([(x.tokens, x.rounds, y.tokens, y.rounds) for x, y in pairs], dtype=float)
@@ -82,6 +86,8 @@ class Row:
             n=len(pairs),
             score=100 * sum(x.score for x, _ in pairs) / len(pairs),
             points=points(pairs),
+            lost=100 * fmean(x.score < y.score for x, y in pairs),
+            won=100 * fmean(x.score > y.score for x, y in pairs),
             kept=float(sum(x.accepted for x, _ in pairs) / rounds) if drafts else None,
             tokens_per_call=times_as_fast(counts[:, :2], counts[:, 2:]) if drafts else None,
             tokens=ratio_interval(counts, lambda sums: sums[:, 0] / sums[:, 2]),
@@ -213,14 +219,16 @@ def first_page() -> str:
     """Return README's table: what rules cost and gain with drafts of five tokens. Bold is what Holm's test shows."""
     texts = {name: Kept.of(_ROWS / folder) for name, (folder, _) in _FIRST_PAGE.items()}
     rows = {(name, rule): texts[name].row(rule) for name, (_, rules) in _FIRST_PAGE.items() for rule in rules}
-    lost = holm([p_of_points(texts[name], rule) for name, rule in rows])
+    apart = holm([p_of_points(texts[name], rule) for name, rule in rows])
     faster = holm([p_of_ratio(row.time, row.n) for row in rows.values()])
-    heads = ("texts", "rule", "points", "time of an answer, ×")
+    heads = ("texts", "rule", "points", "lost / won", "time of an answer, ×")
     lines = [f"| {' | '.join(heads)} |", f"|{'---|' * len(heads)}"]
-    for ((name, rule), row), *ps in zip(rows.items(), lost, faster, strict=True):
+    for ((name, rule), row), *ps in zip(rows.items(), apart, faster, strict=True):
         first = f"{name}, {row.n} problems" if rule == _FIRST_PAGE[name][1][0] else ""
-        cells = [f"**{x}**" if p < 0.05 else x for x, p in zip((signed(row.points), times(row.time)), ps, strict=True)]
-        lines.append(f"| {' | '.join([first, f'`{rule}`', *cells])} |")
+        gain, time = (
+            f"**{x}**" if p < 0.05 else x for x, p in zip((signed(row.points), times(row.time)), ps, strict=True)
+        )
+        lines.append(f"| {' | '.join([first, f'`{rule}`', gain, f'{row.lost:.1f} / {row.won:.1f}', time])} |")
     return "\n".join(lines)
 
 

@@ -25,26 +25,31 @@ from benchmarks import PairName
 from benchmarks.dropped_heads import compared
 from benchmarks.mined_labels import labels_of_mismatches
 from benchmarks.quality_table import holm
-from hf_lossy_assist.acceptors.dropmatch import DropMatch
+from hf_lossy_assist.acceptors import DropMatch, Regret
 from hf_lossy_assist.cli.console import CleanCommand, Console, limit_threads, progress
 from hf_lossy_assist.cli.models import ModelOptions
 from hf_lossy_assist.cli.options import Threads
 from hf_lossy_assist.core.distributions import entropy, js_divergence, kl_divergence
+from hf_lossy_assist.drafting.draft_ends import DEFAULT_NUM_TOKENS
 from hf_lossy_assist.models.lm_head_hook import DROPOUTS
 from hf_lossy_assist.training.examples import Examples, read_judged
 from hf_lossy_assist.training.judge_training import STRENGTHS, regressions
-from hf_lossy_assist.training.validation import area_of, cross, deal, interval
+from hf_lossy_assist.training.validation import area_of, auc_of, cross, deal, gain_of, interval, learning_curve
 
 _ROWS = 64
 RATES = DROPOUTS[1::3]
 _DRAWS = 1000
 TRAINED = ("judge", "features alone", "judge with features")
+LOCAL = np.geomspace(0.002, 20, 60)
+BUDGET = "regret with its budget"
+_AREA = "{:.3f} ({:.3f} … {:.3f})"
 SHARES = (0.3, 0.5, 0.7)
 """The shares of the mismatches kept at which rules are compared."""
 
 DIGITS = frozenset("0123456789")
 OPERATORS = frozenset("+-*/=×÷%$^<>")
-COMPOSED = ("min_p, near_top, lenience, regret", "typical", "fsd")
+RATIO = "min_p, near_top, lenience, regret"
+COMPOSED = (RATIO, "typical", "fsd")
 """The rules that are also composed with a refusal of mismatches in which either token has a digit, or an operator."""
 Rows = dict[str, NDArray[np.floating]]
 
@@ -63,7 +68,7 @@ def scores(p: Tensor, q: Tensor, x: Tensor) -> dict[str, Tensor]:
     top = p.topk(min(15, p.shape[-1])).values
     some = entropy(top / top.sum(-1, keepdim=True)) / math.log(top.shape[-1])
     return {
-        "min_p, near_top, lenience, regret": own[:, 0] / best,
+        RATIO: own[:, 0] / best,
         "typical": own[:, 0] / (0.3 * (-h).exp()).clamp(max=0.09),
         "topk": -(p > own).sum(-1).float(),
         "relaxed": own[:, 0] - best,
@@ -123,22 +128,48 @@ def dropped(head: torch.nn.Module, states: Tensor, q: Tensor, x: Tensor, paths: 
     return torch.stack(kept, -1)
 
 
-def unseen(examples: Examples, free: NDArray[np.floating]) -> dict[str, NDArray[np.floating]]:
-    """Return by judge how early it keeps tokens, out of fold: one of states, one of free features, and one of both."""
+def spending(ratio: NDArray[np.floating], prompts: NDArray[np.int64], weights: NDArray[np.floating]) -> Rows:
+    """Return ``(N, R)`` how often `regret` keeps tokens ``(N,)`` of texts from left to right, by its local regret.
+
+    A mismatch stands at every place of a draft of five tokens. What was kept of its text before it, with the mismatches
+    for which a label stands, has spent of the budget. The text is the one that was mined, and no round has too many.
+    """
+    rule, places = Regret(), np.arange(1, DEFAULT_NUM_TOKENS + 1)
+    own = -np.log(ratio)
+    kept = (own[:, None, None] <= LOCAL[:, None] * places).mean(-1)
+    spent = np.zeros(len(LOCAL))
+    for i, charge in enumerate(own):
+        if i and prompts[i] != prompts[i - 1]:
+            spent[:] = 0.0
+        kept[i] *= spent + charge <= rule.total_regret
+        spent += kept[i] * charge * weights[i]
+    return kept
+
+
+def unseen(examples: Examples, free: NDArray[np.floating]) -> tuple[Rows, dict[str, dict[str, float]]]:
+    """Return by judge how early it keeps tokens, out of fold, and its learning curve.
+
+    One judge reads the target's state, one free features, and one both.
+    """
     both = replace(examples, states={**examples.states, "features": free.astype(np.float32)})
     state = "target_previous"
     judges = dict(zip(TRAINED, ([state], ["features"], [state, "features"]), strict=True))
     folds, grid = deal(both), regressions(STRENGTHS)
-    return {name: -cross(grid, columns, both, folds).probabilities for name, columns in judges.items()}
+    found = {name: cross(grid, columns, both, folds) for name, columns in judges.items()}
+    learned = {
+        name: learning_curve(each.chosen, judges[name], both, folds, seed=0) | {"auc": auc_of(both, each.probabilities)}
+        for name, each in found.items()
+    }
+    return {name: -each.probabilities for name, each in found.items()}, learned
 
 
 @dataclass(frozen=True, eq=False)
 class Curves:
-    """The mismatches of problems, and how early each rule keeps them; DropMatch has decisions instead."""
+    """The mismatches of problems, and how early each rule keeps them; some rules have decisions instead."""
 
     examples: Examples
-    order: Mapping[str, NDArray[np.floating]]
-    decisions: NDArray[np.bool_]  # ``(N, R)``, by dropout
+    order: Rows
+    decisions: Rows  # ``(N, R)``, by dropout or local regret
 
     @classmethod
     def read(cls, path: Path) -> Curves:
@@ -150,12 +181,13 @@ class Curves:
         )
         examples = Examples({}, important, prompts, weights=weights, solved=solved)
         order = {name: np.array([row["order"][name] for row in rows], dtype=float) for name in rows[0]["order"]}
-        return cls(examples, order, np.array([row["dropmatch"] for row in rows], dtype=bool))
+        dropmatch = np.array([row["dropmatch"] for row in rows], dtype=float)
+        return cls(examples, order, {"dropmatch": dropmatch, BUDGET: spending(order[RATIO], prompts, weights)})
 
     def where(self, mask: NDArray[np.bool_]) -> Curves:
         """Return the curves of some of the mismatches."""
-        order = {name: own[mask] for name, own in self.order.items()}
-        return Curves(self.examples.where(mask), order, self.decisions[mask])
+        order, decisions = ({name: own[mask] for name, own in of.items()} for of in (self.order, self.decisions))
+        return Curves(self.examples.where(mask), order, decisions)
 
     @cached_property
     def draws(self) -> NDArray[np.float64]:
@@ -179,8 +211,9 @@ class Curves:
             order = np.argsort(-own, kind="stable")
             ends = np.flatnonzero(np.append(own[order][1:] != own[order][:-1], True))  # a knob keeps ties together
             found[name] = tuple(part[:, order].cumsum(1)[:, ends] for part in (self.draws, important))
-        kept = self.decisions[:, np.argsort(self.decisions.mean(0), kind="stable")]
-        found["dropmatch"] = tuple(part @ kept for part in (self.draws, important))
+        for name, own in self.decisions.items():
+            kept = own[:, np.argsort(own.mean(0), kind="stable")]
+            found[name] = tuple(part @ kept for part in (self.draws, important))
         return found
 
     def paid(self, rule: str, share: float) -> NDArray[np.float64] | None:
@@ -206,9 +239,9 @@ class Curves:
             ps = [_p_of(apart[rule][i]) for rule in rules]
             shown |= {(rule, i): p < 0.05 for rule, p in zip(rules, holm(ps), strict=True)}
         for rule in sorted(paid, key=lambda rule: math.inf if paid[rule][0] is None else paid[rule][0][0]):
-            cells = [f"`{rule}`" if rule == "dropmatch" else rule]
             own = self.order.get(rule)
-            cells.append("" if own is None else "{:.3f} ({:.3f} … {:.3f})".format(*self._area(own)))
+            name = f"`{rule}`" if rule == "dropmatch" else rule
+            cells = [name, "" if own is None else _AREA.format(*self._area(own))]
             for i, (cost, gap) in enumerate(zip(paid[rule], apart[rule], strict=True)):
                 if cost is None:
                     cells.append("")
@@ -218,10 +251,21 @@ class Curves:
                 cells.append(f"{100 * cost[0]:.1f}: {f'**{text}**' if shown[rule, i] else text}")
             yield cells
 
+    def beside_the_judge(self) -> Iterator[str]:
+        """Yield the AUC of the other judges, and of the best rule without training, less that of the judge."""
+        levels = {rule: _level(own) for rule, own in self.order.items()}
+        free = max(levels.keys() - {*TRAINED}, key=lambda rule: auc_of(self.examples, levels[rule]))
+        for rule in (*TRAINED[1:], free):
+            gain = gain_of(self.examples, levels[rule], levels[TRAINED[0]], 0)
+            yield f"{rule}: the judge's AUC {{:+.3f}} ({{:+.3f}} … {{:+.3f}})".format(*gain)
+
     def _area(self, own: NDArray[np.floating]) -> tuple[float, ...]:
-        # An order has to be of numbers; what is never kept comes last.
-        _, level = np.unique(-own, return_inverse=True)
-        return tuple(area_of(self.examples, level.astype(float), seed=0).values())
+        return tuple(area_of(self.examples, _level(own), seed=0).values())
+
+
+def _level(order: NDArray[np.floating]) -> NDArray[np.floating]:
+    # Areas are of numbers; what is never kept comes last.
+    return np.unique(-order, return_inverse=True)[1].astype(float)
 
 
 def _p_of(draws: NDArray[np.float64]) -> float:
@@ -241,7 +285,7 @@ def draw(curves: Curves, path: Path, title: str) -> None:
     axes.plot([0, 1], [0, 1], color="0.8", label="a blind choice")
     axes.plot([0, 1 - matter, 1], [0, 0, 1], color="0.5", linestyle=":", label="one that knows the labels")
     for rule, (kept, important) in curves.curves.items():
-        style = "o" if rule == "dropmatch" else "-"
+        style = "o" if rule in curves.decisions else "-"
         axes.plot([0, *kept[0]], [0, *important[0] / matter], style, markersize=3, linewidth=1.2, label=rule)
     axes.set(xlabel="share of the mismatches kept", ylabel="share of the important ones kept", title=title)
     figure.legend(loc="outside right center", fontsize="small")
@@ -287,7 +331,8 @@ def read(
     both = [words[a] + words[b] for a, b in zip(x.tolist(), y.tolist(), strict=True)]
     refused = {"no digits": DIGITS, "no digits or operators": DIGITS | OPERATORS}
     refused = {word: np.array([bool(chars & {*text}) for text in both]) for word, chars in refused.items()}
-    order |= composed(order, refused) | unseen(examples, torch.cat(free).numpy())
+    judged, learned = unseen(examples, torch.cat(free).numpy())
+    order |= composed(order, refused) | judged
     dropmatch = torch.cat(decisions).int().tolist()
     with gzip.open(out, "wt", encoding="utf-8") as lines:
         for i in range(len(examples)):
@@ -297,6 +342,10 @@ def read(
                 "order": {name: float(f"{own[i]:.5g}") for name, own in order.items()}, "dropmatch": dropmatch[i],
             }  # fmt: skip
             lines.write(json.dumps(row) + "\n")
+    for name, areas in learned.items():
+        typer.echo(
+            f"{name}: " + ", ".join(f"{area:.3f} {key.removeprefix('auc').strip('_')}" for key, area in areas.items())
+        )
 
 
 @app.command(cls=CleanCommand)
@@ -319,6 +368,7 @@ def show(
     heads = ["rule", "AUC", *(f"f = {share}" for share in SHARES)]
     for cells in (heads, ["---"] * len(heads), *curves.rows()):
         typer.echo(f"| {' | '.join(cells)} |".replace("| --- ", "|---").replace("--- |", "---|"))
+    typer.echo("\n" + "\n".join(curves.beside_the_judge()))
     if plot is not None:
         draw(curves, plot, rows.name.removesuffix(".jsonl.gz"))
 

@@ -9,8 +9,10 @@ import pytest
 import torch
 
 from benchmarks import forecasts
+from benchmarks.rule_curves import Curves
 from benchmarks.tests.running import run
 from hf_lossy_assist.evaluation.advice.outcomes import Labelled
+from hf_lossy_assist.training.examples import Examples
 
 SHARE, AGAIN, KEPT = 0.12, 0.2, 4
 
@@ -54,17 +56,40 @@ def folder(tmp_path):
 
 def test_counts_lie_within_the_intervals_of_right_labels_and_outside_those_of_wrong_ones(folder):
     """A lost answer's probability is 0.37; labels with a third of the changes say 0.15."""
-    ((rule, n, (lost, won)),) = forecasts.forecasts(labels_of(400, SHARE), folder)  # without DropMatch
+    ((rule, n, counts),) = forecasts.forecasts(labels_of(400, SHARE), folder)  # without DropMatch
     assert (rule, n) == ("min_p", 600)
-    for seen, predicted, low, high in (lost, won):
+    for seen, predicted, low, high in counts.values():
         assert low <= seen <= high
         assert high - low < predicted
-    ((_, _, (lost, _)),) = forecasts.forecasts(labels_of(400, SHARE / 3), folder)
-    assert lost[0] > lost[3]
+    ((_, _, counts),) = forecasts.forecasts(labels_of(400, SHARE / 3), folder)
+    assert counts["lost"][0] > counts["lost"][3]
 
 
 def test_the_table_counts_what_lies_within(folder, monkeypatch):
     monkeypatch.setattr(forecasts.Labelled, "read", lambda *arguments: labels_of(400, SHARE))
     printed = run(forecasts.app, "labels", folder, "--pair", "arithmetic", "--dtype", "float32").output
     assert f"| {folder.name} | `min_p` | 600 | " in printed
-    assert printed.splitlines()[-1] == "2 of 2 counts lie within their intervals"
+    ends = [f"1 of 1 counts of answers {name} lie within their intervals" for name in ("lost", "won")]
+    assert printed.splitlines()[-2:] == ends
+
+
+@pytest.mark.parametrize(
+    ("rule", "settings"), [("judge", {"threshold": 0.3}), ("strict_words", {"threshold": 0.2, "pair": "arithmetic"})]
+)
+def test_judges_decide_by_rows(folder, rule, settings):
+    """The answers are those of a rule that keeps every label, and of whose labels a share is important."""
+    manifest = json.loads((folder / "manifest.json").read_text())
+    manifest["modes"]["min_p"] |= {"lossy_mode": rule, "lossy_config": settings, "heads": {"judge": 1}}
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    labels = labels_of(400, SHARE)
+    one = np.ones(len(labels.x))
+    examples = Examples({}, labels.important, labels.problems)
+    assert not list(forecasts.forecasts(labels, folder))
+    for order, seen in (
+        ({"judge": -0.2 * one, "fsd": -0.1 * one, "no digits or operators": 0 * one}, True),
+        ({"judge": -0.4 * one, "fsd": -0.3 * one, "no digits or operators": 0 * one}, False),
+        ({"judge": -0.4 * one, "fsd": -0.1 * one, "no digits or operators": -one}, False),
+    ):
+        ((_, _, counts),) = forecasts.forecasts(labels, folder, Curves(examples, order, {}))
+        lost, predicted, low, high = counts["lost"]
+        assert (low <= lost <= high and predicted > 100) == seen

@@ -89,3 +89,31 @@ def test_changed_answers_are_completed(options, tmp_path):
     printed = run(mined_labels.app, *complete, *options)
     assert printed == f"{len(rights)} changed answers of unsolved prompts, {sum(rights)} of them right\n"
     assert (tmp_path / "new.jsonl").read_text() == (tmp_path / "known.jsonl").read_text()
+
+
+def test_an_interrupted_completion_goes_on(options, tmp_path, monkeypatch):
+    options[1] = "benchmarks.tests.test_mined_labels:Counted"
+    run(app, "mine", *options, "--limit", 12, "--out", tmp_path / "data")
+    run(mined_labels.app, "keep", tmp_path / "data", tmp_path / "known.jsonl")
+    known = [json.loads(line) for line in (tmp_path / "known.jsonl").read_text().splitlines()]
+    forgotten = [{**x, "mismatches": [values[:4] for values in x["mismatches"]]} for x in known]
+    (tmp_path / "old.jsonl").write_text("".join(f"{json.dumps(record)}\n" for record in forgotten))
+    complete = ["complete", tmp_path / "old.jsonl", "--out", tmp_path / "new.jsonl", "--batch-size", 1]
+    asked, search = [], mined_labels.Completing.search
+
+    def interrupted(self, prompt):
+        if len(asked) == 3:
+            raise KeyboardInterrupt
+        asked.append(prompt.id)
+        return search(self, prompt)
+
+    monkeypatch.setattr(mined_labels.Completing, "search", interrupted)
+    with pytest.raises(AssertionError):
+        run(mined_labels.app, *complete, *options)
+    left = [json.loads(line) for line in (tmp_path / "new.jsonl").read_text().splitlines()]
+    wanted = sum(len(values) < 6 for record in left for values in record["mismatches"])
+    assert wanted > 0
+    monkeypatch.setattr(mined_labels.Completing, "search", lambda self, prompt: asked.append(1) or search(self, prompt))
+    run(mined_labels.app, *complete, *options)
+    assert len(asked) == 3 + wanted
+    assert (tmp_path / "new.jsonl").read_text() == (tmp_path / "known.jsonl").read_text()

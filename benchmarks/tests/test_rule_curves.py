@@ -72,6 +72,34 @@ def test_regret_of_one_token_has_the_order_of_the_ratio(laws):
         assert 0 < kept.float().mean() < 1
 
 
+def test_a_budget_is_spent_along_each_text(monkeypatch):
+    """A text's tokens cost 1 nat each; with a budget of 8, and labels that stand for two, four labels spend it all."""
+    monkeypatch.setattr(rule_curves, "LOCAL", np.array([0.1, 0.5, 2.0]))
+    prompts = np.repeat([3, 4], 6)
+    kept = rule_curves.spending(np.full(12, np.exp(-1 + 1e-9)), prompts, np.full(12, 2.0))
+    few = [0.0, 0.8, 1.0]  # of five places, those with 10, 2 and 1 tokens left
+    for text in (kept[:6], kept[6:]):
+        assert text[:, 0].tolist() == [0.0] * 6
+        assert text[:, 2].tolist() == [1, 1, 1, 1, 0, 0]
+        assert text[:, 1] == pytest.approx([0.8, 0.8, 0.8, 0.8, 0.8, 0.0])  # 0.8 of five pairs are 8
+    assert kept[0].tolist() == few
+
+
+def test_a_token_of_a_new_text_is_kept_as_often_as_by_the_rule(laws):
+    p, _, x = laws
+    local = float(rule_curves.LOCAL[34])
+    keep = torch.zeros(len(x))
+    for place in range(5):
+        tokens = p.argmax(-1)[:, None].repeat(1, 5)
+        tokens[:, place] = x
+        v = Verification(tokens, p.log()[:, None].expand(-1, 6, -1))
+        keep += REGISTRY["regret"](local_regret=local).keep(v)[:, place] / 5
+    ratio = (p.gather(-1, x[:, None])[:, 0] / p.amax(-1)).double().numpy()
+    share = rule_curves.spending(ratio, np.arange(len(ratio)), np.ones(len(ratio)))[:, 34]
+    assert (np.abs(share - keep.numpy()) < 1e-5).mean() > 0.999  # where a regret is at the bound, rounding decides
+    assert len({*keep.tolist()}) == 6
+
+
 def test_dropped_heads_keep_more_as_they_err_more():
     """Without dropout, DropMatch keeps the target's own tokens; with much of it, nearly all."""
     draw = torch.Generator().manual_seed(0)
@@ -118,7 +146,7 @@ def rows_of(seed: int, problems: int, knows: float) -> list[dict]:
     for problem in range(problems):
         for _ in range(4):
             important = bool(rng.random() < 0.3)
-            order = {"knows": rng.normal() - knows * important, "guesses": rng.normal()}
+            order = {"knows": rng.normal() - knows * important, "guesses": rng.normal(), rule_curves.RATIO: 0.5}
             order |= {name: rng.normal() - important for name in rule_curves.TRAINED}
             rows.append({
                 "prompt": problem, "solved": problem % 2 == 0, "weight": float(rng.integers(1, 3)),
@@ -169,6 +197,7 @@ def test_what_is_known_is_shown_and_what_is_guessed_is_not(tmp_path):
     lines = run(rule_curves.app, "show", path, "--plot", tmp_path / "plot.png").output.splitlines()
     (knows,), (guesses,) = ([line for line in lines if line.startswith(f"| {name}")] for name in ("knows", "guesses"))
     assert knows.count("**") == 6
+    assert lines[-1].startswith("knows: the judge's AUC +0.0")
     assert "**" not in guesses
     assert (tmp_path / "plot.png").stat().st_size > 10_000
 
