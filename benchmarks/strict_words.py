@@ -21,7 +21,6 @@ from hf_lossy_assist.pairs.pair import BUNDLED
 from hf_lossy_assist.pairs.qwen_coder import folders
 
 
-@register
 @dataclass(frozen=True)
 class StrictWords(Fsd):
     """Keep x iff the lossless rule does, or ``D(p ‖ q) <= T`` and neither x nor the target's best token has a sign.
@@ -66,4 +65,5 @@ def has_signs(word: str) -> bool:
 
 
 if __name__ == "__main__":
+    register(StrictWords)
     main()

@@ -135,7 +135,7 @@ def _share_code(patch: pytest.MonkeyPatch) -> None:
 
 
 # Without options there are 19 for each.
-DEFAULT = {"1B, one token": 9, "1B, two tokens": 12}
+DEFAULT = {"1B, one token": 9, "1B, two tokens": 10, "8B, five tokens": 10}
 
 
 @pytest.mark.parametrize("case", DEFAULT)

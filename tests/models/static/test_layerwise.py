@@ -253,6 +253,7 @@ def test_a_forward_s_tokens_are_counted_for_all_layers_at_once(monkeypatch):
 
     monkeypatch.setattr(torch, "_foreach_add_", lambda *given: counted.append(given) or add(*given))
     states = CompilingLayers(CompileConfig(backend=Backend())).part(target, slot, 3, states_of)
+    counted.clear()  # the layers were tried
     text = prompt(12)
     for start, end, times in ((0, 5, 0), (5, 6, 1), (6, 12, 2)):  # the first forward makes the layers' keys
         inputs = {"input_ids": text[:, start:end], "position_ids": torch.arange(start, end)[None], "use_cache": True}
