@@ -22,7 +22,7 @@ from hf_lossy_assist.tasks import Example
 from hf_lossy_assist.tasks.code import PASSED, Code
 from hf_lossy_assist.tasks.task import Row, read_jsonl
 
-from . import command
+from . import command, write_lines
 
 
 def tests_of(docstring: str) -> list[str]:
@@ -132,8 +132,7 @@ def main(
     for path in sorted(path for folder in folders for path in folder.rglob("*.py")):
         found += problems_of(path.read_text(encoding="utf-8"), path.stem)
     rows = solvable(row for row in found if row["entry_point"] not in known and len(row["prompt"]) <= longest)
-    out.unlink(missing_ok=True)
-    append_lines(out, rows)
+    write_lines(out, rows)
     typer.echo(f"{len(rows)} problems of {len(found)} functions with examples")
 
 

@@ -18,9 +18,9 @@ from hf_lossy_assist.errors import LossyValueError
 from hf_lossy_assist.evaluation.answers import COSTS, RESULTS, Answer, load_answers
 from hf_lossy_assist.evaluation.costs import predicted_seconds
 from hf_lossy_assist.evaluation.scores import baselines_of, mode_scores
-from hf_lossy_assist.store.folder import MANIFEST, append_lines, without_folder, write_json
+from hf_lossy_assist.store.folder import MANIFEST, without_folder, write_json
 
-from . import command
+from . import command, write_lines
 from .quality_table import modes_of
 
 _SUM = re.compile("crc32:[0-9a-f]{8}")
@@ -61,8 +61,7 @@ def main(
         run["argv"] = [without_folder(word) for word in run.get("argv", ())]
     kept = sorted(map(without_text, answers), key=lambda answer: (order[answer.mode], answer.id))
     out.mkdir(parents=True, exist_ok=True)
-    (out / RESULTS).unlink(missing_ok=True)
-    append_lines(out / RESULTS, map(asdict, kept))
+    write_lines(out / RESULTS, map(asdict, kept))
     write_json(out / MANIFEST, plan)
     costs = {}
     if (folder / COSTS).exists():

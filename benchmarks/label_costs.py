@@ -21,12 +21,12 @@ from torch.nn.functional import pad
 from transformers import PreTrainedModel
 
 import hf_lossy_assist
+from benchmarks import write_lines
 from hf_lossy_assist import pairs
 from hf_lossy_assist.cli.console import CleanCommand, limit_threads
 from hf_lossy_assist.compat import CACHE, new_cache
 from hf_lossy_assist.evaluation.tables import table
 from hf_lossy_assist.models.reading import CachedText, read, read_prompts
-from hf_lossy_assist.store.folder import append_lines
 from hf_lossy_assist.training.choice import Ids
 from hf_lossy_assist.training.labelling import Labelling
 from hf_lossy_assist.training.search import Found, Searches
@@ -174,8 +174,7 @@ def main(
         rows.append((name, f"{n}", spread, f"{3600 * n / median(took):.0f}", f"{agree} of {len(first)} prompts"))
         kept.append({"writer": name, "labels": n, "seconds": took, "agree": agree, "prompts": len(first)})
     if out is not None:
-        out.unlink(missing_ok=True)
-        append_lines(out, kept)
+        write_lines(out, kept)
     Console(soft_wrap=True).print(table(rows, COLUMNS, None))
 
 

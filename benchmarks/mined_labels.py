@@ -19,13 +19,13 @@ from typing import Annotated, Any
 
 import typer
 
+from benchmarks import write_lines
 from hf_lossy_assist.cli.console import CleanCommand
 from hf_lossy_assist.cli.mine import SETTINGS
 from hf_lossy_assist.cli.options import Assistant, Dtype, PairName, Settings, Target, TaskData, read_set
 from hf_lossy_assist.cli.setup import Setup
 from hf_lossy_assist.errors import LossyValueError
 from hf_lossy_assist.evaluation.meters import provenance
-from hf_lossy_assist.store.folder import append_lines
 from hf_lossy_assist.tasks import Task
 from hf_lossy_assist.training.judge_labels import JudgeMiner
 from hf_lossy_assist.training.label_folder import MINED, Mined, load_mined
@@ -162,8 +162,7 @@ def keep(
         if longest is None or max(len(row["first_response"]), len(row["last_response"])) <= longest:
             record = {name: row[name] for name in _COLUMNS} | {"mismatches": labels.get(row["prompt_id"], [])}
             kept.append(record | {"prompt": checksum(row["prompt_tokens"])})
-    out.unlink(missing_ok=True)
-    append_lines(out, kept)
+    write_lines(out, kept)
     typer.echo(f"{len(kept)} prompts, {sum(len(record['mismatches']) for record in kept)} mismatches")
 
 
@@ -243,8 +242,7 @@ def complete(
         for record in records:
             one = found[record["prompt_id"]]
             record |= {"solved": one.solved, "mismatches": [_entry(label) for label in one.mismatches]}
-        out.unlink(missing_ok=True)
-        append_lines(out, records)
+        write_lines(out, records)
     rights = [label.right for one in found.values() if not one.solved for label in one.mismatches if label.important]
     typer.echo(f"{len(rights)} changed answers of unsolved prompts, {sum(map(bool, rights))} of them right")
 
