@@ -9,23 +9,23 @@ FEW_ROWS = 8
 """More rows are left to the libraries' products, which have matrix units."""
 
 
-def product(row: Tensor, weight: Tensor) -> Tensor:
-    """Return ``row @ weight.T`` ``(N,)`` in float32, of a ``row`` ``(K,)`` and a ``weight`` ``(N, K)`` of any type.
+def products(rows: Tensor, weight: Tensor) -> Tensor:
+    """Return ``rows @ weight.T`` ``(R, N)`` in float32, of ``rows`` ``(R, K)`` and a ``weight`` ``(N, K)`` of any type.
 
     A compiler fuses the products of several rows with each other, with the widening of the weight, and with what comes
-    before and after; a library's product has to find its weight in memory, as wide as its rows.
+    before and after; a library's product has to find its weight in memory, as wide as its rows. Sums are put together
+    as they are: on a GPU, Inductor would put rounded ones together in a kernel of its own.
     """
-    return (row.float() * weight.float()).sum(-1)
+    return torch.stack([(row.float() * weight.float()).sum(-1) for row in rows])
 
 
 class FewRowsLinear(nn.Linear):
-    """Multiplies few rows by :func:`product`, each by itself."""
+    """Multiplies few rows by :func:`products`, each by itself."""
 
     def forward(self, states: Tensor) -> Tensor:
         rows = states.reshape(-1, self.in_features)
         if len(rows) > FEW_ROWS:
             return super().forward(states)
         bias = 0 if self.bias is None else self.bias
-        # Sums are put together as they are: on a GPU, Inductor would put rounded ones together in a kernel of its own.
-        out = (torch.stack([product(row, self.weight) for row in rows]) + bias).to(states.dtype)
+        out = (products(rows, self.weight) + bias).to(states.dtype)
         return out.view(*states.shape[:-1], self.out_features)

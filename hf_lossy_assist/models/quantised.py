@@ -17,7 +17,7 @@ from transformers.pytorch_utils import Conv1D
 from ..compat import fold_attention, has_int8_kernel, int8_product
 from ..errors import LossyUnsupportedError, LossyValueError
 from ..heads.identity import row_norms
-from .few_rows import FEW_ROWS, product
+from .few_rows import FEW_ROWS, products
 
 _LEVELS = 127
 _TINY = torch.finfo(torch.float32).tiny
@@ -151,7 +151,7 @@ class WeightOnlyInt8Linear(QuantisedLinear):
         if reads_int8(rows.device.type, len(rows), torch.compiler.is_compiling()):
             return int8_product(rows.float(), self.values, self.scale)
         if torch.compiler.is_compiling() and len(rows) <= FEW_ROWS:
-            return torch.stack([product(row, self.values) * self.scale for row in rows])
+            return products(rows, self.values) * self.scale
         return nn.functional.linear(rows, self.values.to(rows.dtype)).float() * self.scale
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch._inductor.utils import run_and_get_code
 
-from hf_lossy_assist.models.few_rows import FEW_ROWS, FewRowsLinear, product
+from hf_lossy_assist.models.few_rows import FEW_ROWS, FewRowsLinear, products
 from hf_lossy_assist.models.quantised import WeightOnlyInt8Linear
 
 OUT, IN = 48, 80
@@ -34,7 +34,9 @@ def test_the_product_is_the_linear_layer_s(shape, bias, dtype):
 
 def test_rounded_weights_are_multiplied_as_they_are():
     values, row = torch.randint(-127, 128, (OUT, IN), dtype=torch.int8), torch.randn(IN)
-    torch.testing.assert_close(product(row, values).double(), values.double() @ row.double(), rtol=1e-5, atol=1e-3)
+    torch.testing.assert_close(
+        products(row[None], values)[0].double(), values.double() @ row.double(), rtol=1e-5, atol=1e-3
+    )
 
 
 @pytest.mark.parametrize("kind", ["rounded", "linear"])

@@ -146,8 +146,8 @@ def test_what_inductor_is_asked_for_and_whose_products_are_of_one_row(given, exp
     monkeypatch.setattr(torch, "compile", lambda function, **options: asked.append(options) or function)
     assert not how.tuned(target)  # on a CPU
     monkeypatch.setitem(TUNING, "cpu", FEWER)
-    own = few_rows.product
-    monkeypatch.setattr(few_rows, "product", lambda row, weight: rows.append(weight) or own(row, weight))
+    own = few_rows.products
+    monkeypatch.setattr(few_rows, "products", lambda given, weight: rows.extend(given) or own(given, weight))
     states = how.part(target, slot, 3, states_of)
     assert [{name: options[name] for name in expected} for options in asked] == [expected]
     with warnings.catch_warnings():
