@@ -23,11 +23,14 @@ from hf_lossy_assist import (
 )
 from hf_lossy_assist.models import quantised
 from hf_lossy_assist.models.quantised import (
+    DTYPES,
     DynamicInt8Linear,
     Int4Linear,
+    NarrowInt8Linear,
     WeightOnlyInt8Linear,
     can_be_compiled,
     reads_int8,
+    rounded,
 )
 
 
@@ -47,6 +50,7 @@ def _exact(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> 
     [
         (DynamicInt8Linear, 127, True),
         (DynamicInt8Linear, 127, False),
+        (NarrowInt8Linear, 127, True),
         (WeightOnlyInt8Linear, 127, True),
         (Int4Linear, 7.5, True),
     ],
@@ -100,6 +104,34 @@ def test_the_kernel_for_rounded_weights_gives_their_product(monkeypatch, dtype):
     assert not can_be_compiled(DynamicInt8Linear(torch.randn(64, 32), None))
 
 
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_narrow_layers_do_not_round_one_or_two_tokens(dtype, bias):
+    torch.manual_seed(4)
+    linear, x = nn.Linear(64, 48, bias=bias).to(dtype), torch.randn(1, 3, 64, dtype=dtype)
+    layer, wide = NarrowInt8Linear(linear.weight, linear.bias), DynamicInt8Linear(linear.weight, linear.bias)
+    values, scale = rounded(linear.weight.detach().float())
+    exact = _exact(x, values * scale[:, None], linear.bias)
+    bounds = {"rtol": 3 * torch.finfo(dtype).eps, "atol": 1e-2 if dtype is torch.bfloat16 else 1e-5}
+    for shape in ((1, 1), (1, 2), (2, 1)):
+        count = max(shape)
+        got = layer(x[:, :count].reshape(*shape, 64))
+        torch.testing.assert_close(got.view(1, count, 48).double(), exact[:, :count], **bounds)
+    assert torch.equal(layer(x), wide(x))
+    assert not torch.equal(layer(x[:, :1]), wide(x[:, :1]))
+    half = x[:, :1].half()  # not the weights' own type
+    assert torch.equal(layer(half), wide(half))
+
+
+@pytest.mark.parametrize(
+    ("out", "into", "kind"),
+    [(64, 64, NarrowInt8Linear), (32, 64, NarrowInt8Linear), (96, 64, DynamicInt8Linear), (20, 40, DynamicInt8Linear)],
+)
+def test_the_kernel_of_few_tokens_is_for_layers_no_wider_than_their_input(monkeypatch, out, into, kind):
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX512")
+    assert type(DTYPES["int8"](torch.randn(out, into), None)) is kind
+
+
 def test_tokens_are_rounded_each_by_itself():
     torch.manual_seed(0)
     layer, x = DynamicInt8Linear(torch.randn(8, 16), None), torch.randn(3, 16)
@@ -110,8 +142,9 @@ def test_tokens_are_rounded_each_by_itself():
 
 
 @pytest.mark.parametrize("count", [1, 3])
-def test_what_is_no_number_stays_none_and_zeros_give_the_bias(count):
-    layer = DynamicInt8Linear(torch.randn(8, 16), bias := torch.randn(8))
+@pytest.mark.parametrize("kind", [DynamicInt8Linear, NarrowInt8Linear])
+def test_what_is_no_number_stays_none_and_zeros_give_the_bias(kind, count):
+    layer = kind(torch.randn(8, 16), bias := torch.randn(8))
     assert torch.equal(layer(torch.zeros(count, 16)), bias.expand(count, -1))
     for wrong in (torch.nan, torch.inf):
         assert not layer(torch.full((count, 16), wrong)).isfinite().any()
