@@ -25,7 +25,7 @@ from benchmarks import PairName
 from benchmarks.dropped_heads import compared
 from benchmarks.mined_labels import labels_of_mismatches
 from benchmarks.quality_table import holm
-from hf_lossy_assist.acceptors import DropMatch, Regret
+from hf_lossy_assist.acceptors import DropMatch, Fly, Regret
 from hf_lossy_assist.cli.console import CleanCommand, Console, limit_threads, progress
 from hf_lossy_assist.cli.models import ModelOptions
 from hf_lossy_assist.cli.options import Threads
@@ -42,6 +42,8 @@ _DRAWS = 1000
 TRAINED = ("judge", "features alone", "judge with features")
 LOCAL = np.geomspace(0.002, 20, 60)
 BUDGET = "regret with its budget"
+UNSURE = np.linspace(1, 0, 60)
+ENTROPY, WINDOW = "fly, its entropy alone", "fly with its window"
 _AREA = "{:.3f} ({:.3f} … {:.3f})"
 SHARES = (0.3, 0.5, 0.7)
 """The shares of the mismatches kept at which rules are compared."""
@@ -75,7 +77,7 @@ def scores(p: Tensor, q: Tensor, x: Tensor) -> dict[str, Tensor]:
         "margin": torch.where(own[:, 0] >= second, (own[:, 0] / best).log(), -torch.inf),
         "fsd": -js_divergence(p, q),
         "ensemble": weight,
-        "fly, its entropy alone": some,
+        ENTROPY: some,
     }
 
 
@@ -169,7 +171,7 @@ class Curves:
 
     examples: Examples
     order: Rows
-    decisions: Rows  # ``(N, R)``, by dropout or local regret
+    decisions: Rows  # ``(N, R)``, by dropout, local regret or threshold
 
     @classmethod
     def read(cls, path: Path) -> Curves:
@@ -182,7 +184,11 @@ class Curves:
         examples = Examples({}, important, prompts, weights=weights, solved=solved)
         order = {name: np.array([row["order"][name] for row in rows], dtype=float) for name in rows[0]["order"]}
         dropmatch = np.array([row["dropmatch"] for row in rows], dtype=float)
-        return cls(examples, order, {"dropmatch": dropmatch, BUDGET: spending(order[RATIO], prompts, weights)})
+        decisions = {"dropmatch": dropmatch, BUDGET: spending(order[RATIO], prompts, weights)}
+        if "followed" in rows[0]:
+            full = np.array([row["followed"] >= Fly().window - 1 for row in rows])
+            decisions[WINDOW] = ((order[ENTROPY][:, None] >= UNSURE) & full[:, None]).astype(float)
+        return cls(examples, order, decisions)
 
     def where(self, mask: NDArray[np.bool_]) -> Curves:
         """Return the curves of some of the mismatches."""

@@ -191,6 +191,17 @@ def test_what_a_rule_never_keeps_stays_together(tmp_path):
     assert important[0, -2] == pytest.approx(sum(row["weight"] * row["important"] for row in rows[1::2]) / total)
 
 
+def test_fly_keeps_what_a_full_window_follows(tmp_path):
+    rows = rows_of(4, 20, 1.0)
+    for i, row in enumerate(rows):
+        row["followed"], row["order"][rule_curves.ENTROPY] = i % 6, [0.9, 0.1][i % 5 == 0]
+    kept = Curves.read(written(tmp_path / "rows.jsonl.gz", rows)).decisions[rule_curves.WINDOW]
+    full, unsure = (np.array([row["followed"] == 5 for row in rows]), np.array([i % 5 > 0 for i in range(len(rows))]))
+    assert np.array_equal(kept[:, rule_curves.UNSURE <= 0.1].all(1), full)
+    assert np.array_equal(kept[:, rule_curves.UNSURE <= 0.85].any(1), full)
+    assert np.array_equal(kept[:, np.searchsorted(-rule_curves.UNSURE, -0.5)] > 0, full & unsure)
+
+
 def test_what_is_known_is_shown_and_what_is_guessed_is_not(tmp_path):
     """With 2,000 mismatches a rule pays 0.3 ± 0.02 by chance, and one that knows the labels far less."""
     path = written(tmp_path / "rows.jsonl.gz", rows_of(1, 500, 1.0))
