@@ -74,7 +74,10 @@ class GSM8K(Task):
             self.splits = tuple(x for x in Task.splits if ("test" if x == "test" else "train") in self._files)
         self.shots = shots
         if shots and "train" not in self.splits:
-            raise LossyValueError(f"`shots` is {shots}, but `data` has no training split to take them from")
+            raise LossyValueError(
+                f"`shots` is {shots}, but `data` has no training split to take them from; give a folder with "
+                "`train.jsonl` and `test.jsonl`"
+            )
         self._loaded: dict[str, list[Example]] = {}
 
     def examples(self, split: str, n: int) -> list[Example]:
