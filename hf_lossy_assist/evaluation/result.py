@@ -253,7 +253,11 @@ def plot_scores(rows: Rows, path: Path) -> None:
         if scored:
             ends = (row.score, row.score - (row.difference - row.low), row.score + (row.high - row.difference))
             y = tuple(100 * end for end in ends)
-        bars = {f"{name}err": [[value - low], [high - value]] for name, (value, low, high) in (("x", x), ("y", y))}
+        # One call's speed is its least and its most, but for how its seconds were added up.
+        bars = {
+            f"{name}err": [[max(0.0, value - low)], [max(0.0, high - value)]]
+            for name, (value, low, high) in (("x", x), ("y", y))
+        }
         axes.errorbar(
             [x[0]], [y[0]], **bars, fmt=marker, color=f"C{i % 10}", ecolor=(0, 0, 0, 0.25), capsize=2, elinewidth=0.6,
             label=row.label,
