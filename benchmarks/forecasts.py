@@ -47,9 +47,10 @@ def forecasts(labels: Labelled, folder: Path, rows: Curves | None = None) -> Ite
     plan, answers = load_answers(folder)
     modes, reference = by_mode(answers), plan["reference"]
     for label, config in plan["modes"].items():
-        rule, settings = config.get("lossy_mode"), dict(config["lossy_config"])
+        rule = config.get("lossy_mode")
         if label == reference or rule is None or config["temperature"] is not None:
             continue
+        settings = dict(config["lossy_config"])
         if rule in OF_ROWS:
             kept = rows and OF_ROWS[rule](rows.order, settings).astype(float)
         elif config["heads"] or (acceptor := LossyConfig.from_fields(rule, settings).rule).is_lossless(do_sample=False):

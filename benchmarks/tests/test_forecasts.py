@@ -47,7 +47,7 @@ def folder(tmp_path):
                 "seconds": None, "text": "x", "lossy": lossy,
             })  # fmt: skip
     config = {"lossy_config": {}, "num_assistant_tokens": 5, "temperature": None, "heads": {}}
-    modes = {name: {"lossy_mode": name, **config} for name in ("lossless", "min_p", "dropmatch")}
+    modes = {name: {"lossy_mode": name, **config} for name in ("lossless", "min_p", "dropmatch")} | {"plain": {}}
     manifest = {"modes": modes, "reference": "lossless", "problems": list(range(600)), "runs": [], "batch_size": 1}
     (tmp_path / "manifest.json").write_text(json.dumps(manifest))
     (tmp_path / "results.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
