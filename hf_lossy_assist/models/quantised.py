@@ -137,9 +137,10 @@ class NarrowInt8Linear(DynamicInt8Linear):
     def forward(self, states: Tensor) -> Tensor:
         if states.numel() > 2 * self.in_features or states.dtype != self._sizes.dtype:
             return super().forward(states)
-        out = int8_product(states.reshape(-1, self.in_features).contiguous(), self._values, self._sizes)
+        rows = states.detach().reshape(-1, self.in_features).contiguous()
+        out = int8_product(rows, self._values, self._sizes)
         if self.bias is not None:
-            out = torch.add(out, self.bias, out=out)
+            out += self.bias
         return out.view(*states.shape[:-1], self.out_features)
 
 

@@ -119,6 +119,7 @@ def test_narrow_layers_do_not_round_one_or_two_tokens(dtype, bias):
         torch.testing.assert_close(got.view(1, count, 48).double(), exact[:, :count], **bounds)
     assert torch.equal(layer(x), wide(x))
     assert not torch.equal(layer(x[:, :1]), wide(x[:, :1]))
+    assert not layer(x[:, :1].clone().requires_grad_()).requires_grad
     half = x[:, :1].half()  # not the weights' own type
     assert torch.equal(layer(half), wide(half))
 
