@@ -6,8 +6,6 @@ text once. Then the draft goes on from all its mismatches at the same time, and 
 
 from __future__ import annotations
 
-import gzip
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
@@ -20,6 +18,7 @@ from transformers.cache_utils import DynamicCache
 
 from benchmarks import PairName, command
 from benchmarks.mined_labels import labels_of_mismatches
+from benchmarks.rule_curves import read_rows, write_rows
 from hf_lossy_assist import prepack
 from hf_lossy_assist.acceptors import Fly
 from hf_lossy_assist.cli.console import Console, limit_threads, progress
@@ -82,8 +81,7 @@ def main(
     """Add to each row how many drafted tokens match after its mismatch, up to the window of `fly`."""
     limit_threads(threads)
     mined = labels_of_mismatches("folder", folder)
-    with gzip.open(rows, "rt", encoding="utf-8") as lines:
-        records = [json.loads(line) for line in lines]
+    records = read_rows(rows)
     loaded = ModelOptions(pair, dtype=mined.manifest["settings"]["dtype"]["target"]).load()
     target = prepack(loaded.target)
     labels: dict[int, list[tuple[int, int, int]]] = {}
@@ -98,8 +96,7 @@ def main(
             found = followed(target, loaded.draft, [*before, *text["last_response"]], starts, token, Fly().window - 1)
             for i, count in zip(row, found, strict=True):
                 records[i]["followed"] = count
-    with gzip.open(rows, "wt", encoding="utf-8") as lines:
-        lines.writelines(json.dumps(record) + "\n" for record in records)
+    write_rows(rows, records)
     full = sum(record["followed"] == Fly().window - 1 for record in records)
     typer.echo(f"{full} of {len(records)} mismatches have a full window")
 

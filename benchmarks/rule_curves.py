@@ -9,11 +9,11 @@ from __future__ import annotations
 import gzip
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 import torch
@@ -165,6 +165,18 @@ def unseen(examples: Examples, free: NDArray[np.floating]) -> tuple[Rows, dict[s
     return {name: -each.probabilities for name, each in found.items()}, learned
 
 
+def read_rows(path: Path) -> list[dict[str, Any]]:
+    """Read the rows of mismatches, which ``read`` has written."""
+    with gzip.open(path, "rt", encoding="utf-8") as lines:
+        return [json.loads(line) for line in lines]
+
+
+def write_rows(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
+    """Write the rows of mismatches."""
+    with gzip.open(path, "wt", encoding="utf-8") as lines:
+        lines.writelines(json.dumps(row) + "\n" for row in rows)
+
+
 @dataclass(frozen=True, eq=False)
 class Curves:
     """The mismatches of problems, and how early each rule keeps them; some rules have decisions instead."""
@@ -176,8 +188,7 @@ class Curves:
     @classmethod
     def read(cls, path: Path) -> Curves:
         """Read what ``read`` has written."""
-        with gzip.open(path, "rt", encoding="utf-8") as lines:
-            rows = [json.loads(line) for line in lines]
+        rows = read_rows(path)
         important, prompts, weights, solved = (
             np.array([row[name] for row in rows]) for name in ("important", "prompt", "weight", "solved")
         )
@@ -340,14 +351,15 @@ def read(
     judged, learned = unseen(examples, torch.cat(free).numpy())
     order |= composed(order, refused) | judged
     dropmatch = torch.cat(decisions).int().tolist()
-    with gzip.open(out, "wt", encoding="utf-8") as lines:
-        for i in range(len(examples)):
-            row = {
-                "prompt": int(examples.prompts[i]), "solved": bool(examples.solved[i]),
-                "weight": float(examples.weights[i]), "important": bool(examples.labels[i]),
-                "order": {name: float(f"{own[i]:.5g}") for name, own in order.items()}, "dropmatch": dropmatch[i],
-            }  # fmt: skip
-            lines.write(json.dumps(row) + "\n")
+    rows = (
+        {
+            "prompt": int(examples.prompts[i]), "solved": bool(examples.solved[i]),
+            "weight": float(examples.weights[i]), "important": bool(examples.labels[i]),
+            "order": {name: float(f"{own[i]:.5g}") for name, own in order.items()}, "dropmatch": dropmatch[i],
+        }
+        for i in range(len(examples))
+    )  # fmt: skip
+    write_rows(out, rows)
     for name, areas in learned.items():
         typer.echo(
             f"{name}: " + ", ".join(f"{area:.3f} {key.removeprefix('auc').strip('_')}" for key, area in areas.items())

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import gzip
-import json
-
 import pytest
 import torch
 
 from benchmarks import fly_windows
 from benchmarks.fly_windows import followed
+from benchmarks.rule_curves import read_rows, write_rows
 from benchmarks.tests.running import run
-from benchmarks.tests.test_rule_curves import written
 from hf_lossy_assist import pairs
 from hf_lossy_assist.cli import app
 from hf_lossy_assist.training.label_folder import load_mined
@@ -51,10 +48,9 @@ def test_rows_get_their_counts(tmp_path, pair):
     run(app, "mine", *options, "--labels", "judge", "--limit", 6, "--out", folder)
     mined = load_mined(folder)
     texts = {text["prompt_id"]: [*text["prompt_tokens"], *text["last_response"]] for text in mined.prompts}
-    written(rows, [{"row": i} for i in range(len(mined.tokens))])
+    write_rows(rows, ({"row": i} for i in range(len(mined.tokens))))
     run(fly_windows.app, folder, rows, "--pair", "arithmetic", "--threads", 1)
-    with gzip.open(rows, "rt") as lines:
-        found = [json.loads(line) for line in lines]
+    found = read_rows(rows)
     assert [row["row"] for row in found] == [*range(len(mined.tokens))]
     lengths = {text["prompt_id"]: len(text["prompt_tokens"]) for text in mined.prompts}
     with torch.inference_mode():

@@ -95,7 +95,9 @@ class DynamicInt8Linear(PackedModule, QuantisedLinear):
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         super().__init__(weight, bias)
-        values, scale = rounded(weight.detach().float())
+        self._pack(*rounded(weight.detach().float()), weight.dtype)
+
+    def _pack(self, values: Tensor, scale: Tensor, dtype: torch.dtype) -> None:
         # The kernel reads an input as x + zero. Without VNNI, sums of two products of 8 bits overflow.
         self._levels, self._zero = (_LEVELS, 128) if torch.cpu._is_vnni_supported() else (_LEVELS // 2, 64)
         self._middle = torch.tensor([[self._zero + 0.5]])  # rounds, once the fraction is cut off
@@ -129,10 +131,9 @@ class NarrowInt8Linear(DynamicInt8Linear):
     The product of integers takes some 60 µs to begin. In a layer no wider than its input, that is more than it saves.
     """
 
-    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
-        super().__init__(weight, bias)
-        self._values, sizes = rounded(weight.detach().float())
-        self._sizes = sizes.to(weight.dtype)
+    def _pack(self, values: Tensor, scale: Tensor, dtype: torch.dtype) -> None:
+        super()._pack(values, scale, dtype)
+        self._values, self._sizes = values, scale.to(dtype)
 
     def forward(self, states: Tensor) -> Tensor:
         if states.numel() > 2 * self.in_features or states.dtype != self._sizes.dtype:
