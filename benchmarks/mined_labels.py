@@ -20,7 +20,7 @@ from typing import Annotated, Any
 import typer
 
 from benchmarks import write_lines
-from hf_lossy_assist.cli.console import CleanCommand
+from hf_lossy_assist.cli.console import CleanCommand, Console, progress
 from hf_lossy_assist.cli.mine import SETTINGS
 from hf_lossy_assist.cli.options import Assistant, Dtype, PairName, Settings, Target, TaskData, read_set
 from hf_lossy_assist.cli.setup import Setup
@@ -211,7 +211,7 @@ def complete(
 ) -> None:
     """Find out which changed answers are right: those at important mismatches of unsolved prompts are written anew.
 
-    A run that is interrupted writes what it has found, and goes on with that.
+    A run that ends early goes on with what it has found.
     """
     known = read(out if out.exists() else file)
     labels = JudgeLabels(writer_dtype=writer_dtype)
@@ -229,22 +229,29 @@ def complete(
     ]  # fmt: skip
     random.Random(0).shuffle(todo)  # what an interrupted run has found is a sample
     alone = [replace(found[i], mismatches=(found[i].mismatches[k],)) for i, k in todo]
-    try:
-        for one in Completing(**given, found=alone).run(replace(prompts[i], id=n) for n, (i, _) in enumerate(todo)):
+    asked = (replace(prompts[i], id=n) for n, (i, _) in enumerate(todo))
+    _write_found(file, out, found)
+    with progress(Console()) as bar:
+        for one in bar.track(Completing(**given, found=alone).run(asked), total=len(todo), description="answers"):
             if one.found is None:
                 raise one.error
             i, k = todo[one.prompt.id]
             mismatches = list(found[i].mismatches)
             mismatches[k] = one.found.mismatches[0]
             found[i] = replace(found[i], mismatches=tuple(mismatches))
-    finally:
-        records = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
-        for record in records:
-            one = found[record["prompt_id"]]
-            record |= {"solved": one.solved, "mismatches": [_entry(label) for label in one.mismatches]}
-        write_lines(out, records)
+            _write_found(file, out, found)
     rights = [label.right for one in found.values() if not one.solved for label in one.mismatches if label.important]
     typer.echo(f"{len(rights)} changed answers of unsolved prompts, {sum(map(bool, rights))} of them right")
+
+
+def _write_found(file: Path, out: Path, found: Mapping[int, Found]) -> None:
+    """Write the records of ``file`` with what is known now to ``out``, which is whole at any time."""
+    records = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+    for record in records:
+        one = found[record["prompt_id"]]
+        record |= {"solved": one.solved, "mismatches": [_entry(label) for label in one.mismatches]}
+    write_lines(out.with_suffix(".part"), records)
+    out.with_suffix(".part").replace(out)
 
 
 def _labelling(
