@@ -25,7 +25,8 @@ from hf_lossy_assist.evaluation.modes import Models
 from hf_lossy_assist.generation.config import LossyConfig
 
 from . import PairName, command
-from .rule_curves import Curves, Rows
+from .rule_curves import Curves
+from .rule_orders import Rows
 
 OF_ROWS: dict[str, Callable[[Rows, Mapping[str, Any]], NDArray[np.bool_]]] = {
     "judge": lambda order, settings: order["judge"] > -settings["threshold"],

@@ -1,7 +1,8 @@
 """``python -m benchmarks.rule_curves``: of the mismatches that a rule keeps, which share changes the answer?
 
 ``read`` asks both models about every mismatch that ``mine --labels judge`` has labelled, and writes a line for each.
-``show`` puts every rule on one curve, over its own knob, and compares them with a blind choice.
+``show`` puts every rule on one curve, over its own knob, and compares them with a blind choice. ``choose`` and
+``transfer`` ask which rule without training and which judge hold elsewhere.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import gzip
 import json
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any
@@ -22,147 +23,38 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from benchmarks import PairName
-from benchmarks.dropped_heads import compared
 from benchmarks.mined_labels import labels_of_mismatches
 from benchmarks.quality_table import holm
-from hf_lossy_assist.acceptors import DropMatch, Fly, Regret
+from benchmarks.rule_orders import (
+    DIGITS,
+    ENTROPY,
+    OPERATORS,
+    RATIO,
+    TRAINED,
+    Rows,
+    composed,
+    dropped,
+    features,
+    scores,
+    spending,
+    unseen,
+)  # fmt: skip
+from hf_lossy_assist.acceptors import Fly
 from hf_lossy_assist.cli.console import CleanCommand, Console, limit_threads, progress
 from hf_lossy_assist.cli.models import ModelOptions
 from hf_lossy_assist.cli.options import Threads
-from hf_lossy_assist.core.distributions import entropy, js_divergence, kl_divergence
-from hf_lossy_assist.drafting.draft_ends import DEFAULT_NUM_TOKENS
-from hf_lossy_assist.models.lm_head_hook import DROPOUTS
 from hf_lossy_assist.training.examples import Examples, read_judged
 from hf_lossy_assist.training.judge_training import STRENGTHS, regressions
-from hf_lossy_assist.training.validation import area_of, auc_of, cross, deal, gain_of, interval, learning_curve
+from hf_lossy_assist.training.validation import area_of, auc_of, cross, deal, fit, gain_of, interval
 
 _ROWS = 64
-RATES = DROPOUTS[1::3]
 _DRAWS = 1000
-TRAINED = ("judge", "features alone", "judge with features")
-LOCAL = np.geomspace(0.002, 20, 60)
 BUDGET = "regret with its budget"
 UNSURE = np.linspace(1, 0, 60)
-ENTROPY, WINDOW = "fly, its entropy alone", "fly with its window"
-_AREA = "{:.3f} ({:.3f} … {:.3f})"
+WINDOW = "fly with its window"
+_AREA, _GAIN = "{:.3f} ({:.3f} … {:.3f})", "{:+.3f} ({:+.3f} … {:+.3f})"
 SHARES = (0.3, 0.5, 0.7)
 """The shares of the mismatches kept at which rules are compared."""
-
-DIGITS = frozenset("0123456789")
-OPERATORS = frozenset("+-*/=×÷%$^<>")
-RATIO = "min_p, near_top, lenience, regret"
-COMPOSED = (RATIO, "typical", "fsd")
-"""The rules that are also composed with a refusal of mismatches in which either token has a digit, or an operator."""
-Rows = dict[str, NDArray[np.floating]]
-
-
-def scores(p: Tensor, q: Tensor, x: Tensor) -> dict[str, Tensor]:
-    """Return ``(N,)`` by rule how early its knob keeps drafted tokens ``x`` ``(N,)``: the larger, the earlier.
-
-    ``p`` and ``q`` ``(N, V)`` are the distributions of target and draft, of which ``x`` is the draft's likeliest token.
-    Rules with one order share a line. A rule with two knobs has both scaled alike.
-    """
-    own, of_draft = (law.gather(-1, x[:, None]) for law in (p, q))
-    (best, second), h = p.topk(2).values.unbind(-1), entropy(p)
-    # The largest w with which no token has more of the mixture than x: above it, one that p prefers does.
-    gap, lead = p - own, of_draft - q
-    weight = torch.where(gap > 0, lead / (lead + gap), 1.0).amin(-1)
-    top = p.topk(min(15, p.shape[-1])).values
-    some = entropy(top / top.sum(-1, keepdim=True)) / math.log(top.shape[-1])
-    return {
-        RATIO: own[:, 0] / best,
-        "typical": own[:, 0] / (0.3 * (-h).exp()).clamp(max=0.09),
-        "topk": -(p > own).sum(-1).float(),
-        "relaxed": own[:, 0] - best,
-        "margin": torch.where(own[:, 0] >= second, (own[:, 0] / best).log(), -torch.inf),
-        "fsd": -js_divergence(p, q),
-        "ensemble": weight,
-        ENTROPY: some,
-    }
-
-
-def features(p: Tensor, q: Tensor, x: Tensor, y: Tensor, words: Mapping[int, str]) -> Tensor:
-    """Return ``(N, 33)`` quantities that cost no forward pass: of both distributions, and of the words x and y.
-
-    ``y`` ``(N,)`` are the target's own tokens.
-    """
-    own, of_draft, best, answer = (
-        law.gather(-1, of[:, None])[:, 0].clamp(min=1e-6).log() for law, of in ((p, x), (q, x), (p, y), (q, y))
-    )
-    laws = [
-        js_divergence(p, q), kl_divergence(p, q).clamp(max=20), kl_divergence(q, p).clamp(max=20),
-        own - p.amax(-1).log(), own, of_draft, best, answer, entropy(p), entropy(q),
-        (p > p.gather(-1, x[:, None])).sum(-1).clamp(max=20).float(),
-    ]  # fmt: skip
-    kinds = []
-    for a, b in zip((words[i] for i in x.tolist()), (words[i] for i in y.tolist()), strict=True):
-        same = a.strip().lower() == b.strip().lower()
-        kinds.append((*kinds_of(a), *kinds_of(b), same, len(a) - len(b)))
-    return torch.cat([torch.stack(laws, -1).double(), torch.tensor(kinds, dtype=torch.float64)], dim=-1)
-
-
-def kinds_of(word: str) -> tuple[float, ...]:
-    """Return what a word is made of: digits, operators, letters, punctuation, brackets, blanks, its case and length."""
-    return (
-        bool(DIGITS & {*word}), bool(OPERATORS & {*word}), word.strip().isalpha(), not any(c.isalnum() for c in word),
-        bool({*"()[]{}\\"} & {*word}), word.isspace(), "\n" in word, word[:1] == " ", word.strip()[:1].isupper(),
-        len(word),
-    )  # fmt: skip
-
-
-def composed(order: Mapping[str, NDArray[np.floating]], refused: Mapping[str, NDArray[np.bool_]]) -> Rows:
-    """Return by rule how early it keeps tokens if all that another rule has ``refused`` ``(N,)`` come last."""
-    found = {}
-    for word, mask in refused.items():
-        for name in COMPOSED:
-            found[f"{name}; {word}"] = np.unique(order[name], return_inverse=True)[1] - mask * len(mask)
-        found[word] = -mask.astype(float)
-    return found
-
-
-def dropped(head: torch.nn.Module, states: Tensor, q: Tensor, x: Tensor, paths: int = 5) -> Tensor:
-    """Return ``(N, R)`` whether DropMatch keeps tokens, for each dropout that it knows; all have the same masks."""
-    uniform = torch.rand((len(x), paths, states.shape[-1]), generator=torch.Generator().manual_seed(0))
-    kept = []
-    for rate in RATES:
-        mask = (uniform >= rate).to(states.dtype) / (1 - rate)
-        kept.append(DropMatch(dropout=rate).keep(compared(head, states, q, x, mask))[:, 0])
-    return torch.stack(kept, -1)
-
-
-def spending(ratio: NDArray[np.floating], prompts: NDArray[np.int64], weights: NDArray[np.floating]) -> Rows:
-    """Return ``(N, R)`` how often `regret` keeps tokens ``(N,)`` of texts from left to right, by its local regret.
-
-    A mismatch stands at every place of a draft of five tokens. What was kept of its text before it, with the mismatches
-    for which a label stands, has spent of the budget. The text is the one that was mined, and no round has too many.
-    """
-    rule, places = Regret(), np.arange(1, DEFAULT_NUM_TOKENS + 1)
-    own = -np.log(ratio)
-    kept = (own[:, None, None] <= LOCAL[:, None] * places).mean(-1)
-    spent = np.zeros(len(LOCAL))
-    for i, charge in enumerate(own):
-        if i and prompts[i] != prompts[i - 1]:
-            spent[:] = 0.0
-        kept[i] *= spent + charge <= rule.total_regret
-        spent += kept[i] * charge * weights[i]
-    return kept
-
-
-def unseen(examples: Examples, free: NDArray[np.floating]) -> tuple[Rows, dict[str, dict[str, float]]]:
-    """Return by judge how early it keeps tokens, out of fold, and its learning curve.
-
-    One judge reads the target's state, one free features, and one both.
-    """
-    both = replace(examples, states={**examples.states, "features": free.astype(np.float32)})
-    state = "target_previous"
-    judges = dict(zip(TRAINED, ([state], ["features"], [state, "features"]), strict=True))
-    folds, grid = deal(both), regressions(STRENGTHS)
-    found = {name: cross(grid, columns, both, folds) for name, columns in judges.items()}
-    learned = {
-        name: learning_curve(each.chosen, judges[name], both, folds, seed=0) | {"auc": auc_of(both, each.probabilities)}
-        for name, each in found.items()
-    }
-    return {name: -each.probabilities for name, each in found.items()}, learned
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
@@ -192,7 +84,8 @@ class Curves:
         important, prompts, weights, solved = (
             np.array([row[name] for row in rows]) for name in ("important", "prompt", "weight", "solved")
         )
-        examples = Examples({}, important, prompts, weights=weights, solved=solved)
+        states = {"features": np.array([row["features"] for row in rows], dtype=np.float32)}
+        examples = Examples(states, important, prompts, weights=weights, solved=solved)
         order = {name: np.array([row["order"][name] for row in rows], dtype=float) for name in rows[0]["order"]}
         dropmatch = np.array([row["dropmatch"] for row in rows], dtype=float)
         decisions = {"dropmatch": dropmatch, BUDGET: spending(order[RATIO], prompts, weights)}
@@ -274,7 +167,7 @@ class Curves:
         free = max(levels.keys() - {*TRAINED}, key=lambda rule: auc_of(self.examples, levels[rule]))
         for rule in (*TRAINED[1:], free):
             gain = gain_of(self.examples, levels[rule], levels[TRAINED[0]], 0)
-            yield f"{rule}: the judge's AUC {{:+.3f}} ({{:+.3f}} … {{:+.3f}})".format(*gain)
+            yield f"{rule}: the judge's AUC {_GAIN.format(*gain)}"
 
     def _area(self, own: NDArray[np.floating]) -> tuple[float, ...]:
         return tuple(area_of(self.examples, _level(own), seed=0).values())
@@ -348,7 +241,8 @@ def read(
     both = [words[a] + words[b] for a, b in zip(x.tolist(), y.tolist(), strict=True)]
     refused = {"no digits": DIGITS, "no digits or operators": DIGITS | OPERATORS}
     refused = {word: np.array([bool(chars & {*text}) for text in both]) for word, chars in refused.items()}
-    judged, learned = unseen(examples, torch.cat(free).numpy())
+    known = torch.cat(free).numpy()
+    judged, learned = unseen(examples, known)
     order |= composed(order, refused) | judged
     dropmatch = torch.cat(decisions).int().tolist()
     rows = (
@@ -356,6 +250,7 @@ def read(
             "prompt": int(examples.prompts[i]), "solved": bool(examples.solved[i]),
             "weight": float(examples.weights[i]), "important": bool(examples.labels[i]),
             "order": {name: float(f"{own[i]:.5g}") for name, own in order.items()}, "dropmatch": dropmatch[i],
+            "features": [float(f"{value:.5g}") for value in known[i]],
         }
         for i in range(len(examples))
     )  # fmt: skip
@@ -419,6 +314,26 @@ def choose(
             count = len(np.unique(own.examples.prompts))
             name = path.name.removesuffix(".jsonl.gz")
             typer.echo(f"| {name} | {count} | {share} | {100 * paid[0]:.1f} | {' | '.join(cells)} |")
+
+
+@app.command(cls=CleanCommand)
+def transfer(
+    rows: Annotated[Path, typer.Argument(help="What `read` has written, to train on.")],
+    others: Annotated[list[Path], typer.Argument(help="The same of other tasks and pairs, to judge.")],
+) -> None:
+    """Train a judge on the free features of all mismatches of one file, and let it judge others, unchanged."""
+    first = Curves.read(rows).examples
+    chosen = cross(regressions(STRENGTHS), ["features"], first, deal(first)).chosen
+    judge = fit(chosen, ["features"], first)
+    typer.echo("| judged | mismatches | AUC | less that of features trained there, out of fold |")
+    typer.echo("|---|---|---|---|")
+    for path in others:
+        there = Curves.read(path)
+        examples, said = there.examples, judge.predict_proba(there.examples.features(["features"]))[:, 1]
+        area = tuple(area_of(examples, said, seed=0).values())
+        gain = gain_of(examples, said, _level(there.order["features alone"]), 0)
+        cells = _AREA.format(*area), _GAIN.format(*gain)
+        typer.echo(f"| {path.name.removesuffix('.jsonl.gz')} | {len(examples):,} | {' | '.join(cells)} |")
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from transformers import AutoTokenizer
 
-from benchmarks.rule_curves import DIGITS, OPERATORS
+from benchmarks.rule_orders import DIGITS, OPERATORS
 from hf_lossy_assist.acceptors import register, setting
 from hf_lossy_assist.acceptors.fsd import Fsd
 from hf_lossy_assist.cli import main
