@@ -303,7 +303,7 @@ def choose(
     free = [rule for rule in known.order if rule not in TRAINED]
     best = min(free, key=lambda rule: sum(known.paid(rule, share)[0] for share in SHARES))
     typer.echo(f"chosen on {len(np.unique(known.examples.prompts))} problems: {best}\n")
-    typer.echo("| judged on | problems | f | important of its kept, % | less blind | less the judge |")
+    typer.echo("| judged on | problems | f | of its kept, these matter, % | minus a blind choice | minus the judge |")
     typer.echo("|---|---|---|---|---|---|")
     for path in (rows, *(others or ())):
         own = curves.where(~first) if path is rows else Curves.read(path)
