@@ -15,6 +15,7 @@ from transformers import AutoTokenizer
 from benchmarks.rule_orders import DIGITS, OPERATORS
 from hf_lossy_assist.acceptors import register, setting
 from hf_lossy_assist.acceptors.fsd import Fsd
+from hf_lossy_assist.cli import app as app
 from hf_lossy_assist.cli import main
 from hf_lossy_assist.core.messages import Verification
 from hf_lossy_assist.pairs.pair import BUNDLED
