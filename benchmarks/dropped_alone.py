@@ -11,15 +11,10 @@ import torch
 import typer
 from torch import Tensor, nn
 
-from hf_lossy_assist.cli.console import CleanCommand, CleanGroup
-from hf_lossy_assist.cli.evaluate import evaluate
+from benchmarks import evaluations
 from hf_lossy_assist.evaluation.modes import Models
 
-app = typer.Typer(cls=CleanGroup, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
-app.command("evaluate", cls=CleanCommand)(evaluate)
 
-
-@app.callback()
 def dropped_alone(
     context: typer.Context,
     dropout: Annotated[float, typer.Option(min=0, max=0.99, help="The share of the head's inputs that is dropped.")],
@@ -40,6 +35,8 @@ def drop(models: Models, dropout: float, number: int) -> Models:
     models.target.get_output_embeddings().register_forward_pre_hook(dropped)
     return models
 
+
+app = evaluations(dropped_alone)
 
 if __name__ == "__main__":
     app()

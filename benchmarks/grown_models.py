@@ -12,8 +12,7 @@ import torch
 import typer
 from transformers import PreTrainedModel
 
-from hf_lossy_assist.cli.console import CleanCommand, CleanGroup
-from hf_lossy_assist.cli.evaluate import evaluate
+from benchmarks import evaluations
 from hf_lossy_assist.evaluation.modes import Models
 from hf_lossy_assist.heads import Head, ModelIdentity
 
@@ -22,11 +21,7 @@ from .growing.grow import MIN_RESERVED, grow
 
 H = TypeVar("H", bound=Head)
 
-app = typer.Typer(cls=CleanGroup, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
-app.command("evaluate", cls=CleanCommand)(evaluate)
 
-
-@app.callback()
 def grown_models(
     context: typer.Context,
     grow: Annotated[
@@ -90,6 +85,8 @@ def grow_head(head: H, target: PreTrainedModel, draft: PreTrainedModel) -> H:
     identities = {"target": ModelIdentity.of(target), "draft": ModelIdentity.of(draft)}
     return type(head)(dataclasses.replace(head.config, **identities), torch.cat(padded), head.bias)
 
+
+app = evaluations(grown_models)
 
 if __name__ == "__main__":
     app()

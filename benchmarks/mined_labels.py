@@ -230,7 +230,8 @@ def complete(
     random.Random(0).shuffle(todo)  # what an interrupted run has found is a sample
     alone = [replace(found[i], mismatches=(found[i].mismatches[k],)) for i, k in todo]
     asked = (replace(prompts[i], id=n) for n, (i, _) in enumerate(todo))
-    _write_found(file, out, found)
+    records = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+    _write_found(records, out, found)
     with progress(Console()) as bar:
         for one in bar.track(Completing(**given, found=alone).run(asked), total=len(todo), description="answers"):
             if one.found is None:
@@ -239,19 +240,17 @@ def complete(
             mismatches = list(found[i].mismatches)
             mismatches[k] = one.found.mismatches[0]
             found[i] = replace(found[i], mismatches=tuple(mismatches))
-            _write_found(file, out, found)
+            _write_found(records, out, found)
     rights = [label.right for one in found.values() if not one.solved for label in one.mismatches if label.important]
     typer.echo(f"{len(rights)} changed answers of unsolved prompts, {sum(map(bool, rights))} of them right")
 
 
-def _write_found(file: Path, out: Path, found: Mapping[int, Found]) -> None:
-    """Write the records of ``file`` with what is known now to ``out``, which is whole at any time."""
-    records = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+def _write_found(records: Sequence[dict[str, Any]], out: Path, found: Mapping[int, Found]) -> None:
+    """Write the records of labels with what is known now."""
     for record in records:
         one = found[record["prompt_id"]]
         record |= {"solved": one.solved, "mismatches": [_entry(label) for label in one.mismatches]}
-    write_lines(out.with_suffix(".part"), records)
-    out.with_suffix(".part").replace(out)
+    write_lines(out, records)
 
 
 def _labelling(

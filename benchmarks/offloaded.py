@@ -13,15 +13,10 @@ from typing import Annotated
 import typer
 from accelerate import disk_offload
 
-from hf_lossy_assist.cli.console import CleanCommand, CleanGroup
-from hf_lossy_assist.cli.evaluate import evaluate
+from benchmarks import evaluations
 from hf_lossy_assist.evaluation.modes import Models
 
-app = typer.Typer(cls=CleanGroup, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
-app.command("evaluate", cls=CleanCommand)(evaluate)
 
-
-@app.callback()
 def offloaded(
     context: typer.Context,
     folder: Annotated[Path | None, typer.Option(help="Where the weights go; a temporary folder by default.")] = None,
@@ -35,6 +30,8 @@ def offload(models: Models, folder: Path) -> Models:
     """Move the target's weights to files; every forward reads them."""
     return replace(models, target=disk_offload(models.target, folder, models.target.device))
 
+
+app = evaluations(offloaded)
 
 if __name__ == "__main__":
     app()
