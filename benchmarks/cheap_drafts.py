@@ -17,7 +17,7 @@ from rich.console import Console
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
-from benchmarks import PairName, command, numbers
+from benchmarks import PairName, command, numbers, write_lines
 from hf_lossy_assist import frequent_tokens, prepack, quantize_draft, tasks, trim_draft_vocabulary
 from hf_lossy_assist.cli.console import limit_threads, progress
 from hf_lossy_assist.cli.models import LoadedModels, ModelOptions
@@ -30,10 +30,10 @@ from hf_lossy_assist.evaluation.tables import table
 CONTEXT, FORWARDS, BATCH = 150, 15, 16
 Agreement = tuple[int, dict[str, tuple[float, float]]]
 """How many tokens an answer has; and, for each draft, how many of its likeliest ones are the same, and Σ min(p, q)."""
-COLUMNS = {
-    name: itemgetter(i)
-    for i, name in enumerate(("draft", "ms per token", "its likeliest token is the target's, %", "Σ min(p, q), %"))
-}
+_LIKELIEST = "its likeliest token is the target's, %"
+_NAMES = ("draft", "ms per token", _LIKELIEST, "minus as loaded", "Σ min(p, q), %", "Σ minus as loaded")
+COLUMNS = {name: itemgetter(i) for i, name in enumerate(_NAMES)}
+AS_LOADED = "as loaded"
 
 
 def main(
@@ -46,41 +46,57 @@ def main(
     max_new_tokens: Annotated[int, typer.Option(min=2, help="Tokens per answer.")] = 96,
     threads: Threads = None,
     out: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="A new file for what every draft said of each answer.")
+        Path | None,
+        typer.Option(metavar="FILE", help="For what every draft said of each answer; one that is there is shown."),
     ] = None,
 ) -> None:
     """Read the target's own greedy answers with every draft; print its time for a token, and how well it agrees."""
     limit_threads(threads)
     screen, sizes = Console(soft_wrap=True), numbers("--counts", counts, int)
-    prompts = tasks.load("prompts", data, split="test")
-    loaded = ModelOptions(pair, dtype="bfloat16").load(prompts)
-    drafts = make_drafts(loaded, corpus, sizes)
-    answers = list(answers_of(loaded, max_new_tokens))
-    with progress(screen) as bar:
-        found = [agreement(loaded.target, drafts, *answer) for answer in bar.track(answers, description="reading")]
-    times = forward_times(drafts)
-    if out is not None:
-        given = [{"tokens": n, "drafts": of} for n, of in found]
-        out.write_text("".join(f"{json.dumps(x)}\n" for x in [{"ms": times}, *given]), encoding="utf-8")
-    rows = [[label, f"{1e3 * times[label]:.1f}", *shares(found, label)] for label in drafts]
+    if out is not None and out.exists():
+        first, *rest = map(json.loads, out.read_text(encoding="utf-8").splitlines())
+        times, found = first["ms"], [(row["tokens"], row["drafts"]) for row in rest]
+    else:
+        loaded = ModelOptions(pair, dtype="bfloat16").load(tasks.load("prompts", data, split="test"))
+        drafts = make_drafts(loaded, corpus, sizes)
+        answers = list(answers_of(loaded, max_new_tokens))
+        with progress(screen) as bar:
+            found = [agreement(loaded.target, drafts, *answer) for answer in bar.track(answers, description="reading")]
+        times = forward_times(drafts)
+        screen.print(meters.provenance(loaded.target.device, threads=torch.get_num_threads()))
+        if out is not None:
+            write_lines(out, [{"ms": times}, *({"tokens": n, "drafts": of} for n, of in found)])
+    rows = [[label, f"{1e3 * times[label]:.1f}", *shares(found, label)] for label in times]
     title = (
         f"{pair}, {sum(n for n, _ in found)} tokens of the target's own {len(found)} answers; 95 % intervals over these"
     )
     screen.print(table(rows, COLUMNS, title))
-    screen.print(meters.provenance(loaded.target.device, threads=torch.get_num_threads()))
 
 
 def shares(found: list[Agreement], label: str) -> list[str]:
-    """Return how often a draft's likeliest token is the target's, in %, and the mean of Σ min(p, q)."""
-    values = np.array([[*of[label], n] for n, of in found])
-    parts = [interval_of_sums(values, lambda sums, i=i: sums[:, i] / sums[:, 2]) for i in (0, 1)]
-    return [f"{100 * x:.1f} ({100 * low:.1f} … {100 * high:.1f})" for x, low, high in parts]
+    """Return how often a draft's likeliest token is the target's, in %, the mean of Σ min(p, q), and what each lacks.
+
+    A difference is that to the draft as loaded, on the same answers.
+    """
+    values = 100 * np.array([[*of[label], *of[AS_LOADED], n / 100] for n, of in found])
+    cells = []
+    for i in (0, 1):
+        share, difference = (
+            interval_of_sums(values, of)
+            for of in (
+                lambda sums, i=i: sums[:, i] / sums[:, 4],
+                lambda sums, i=i: (sums[:, i] - sums[:, i + 2]) / sums[:, 4],
+            )
+        )
+        cells += ["{:.1f} ({:.1f} … {:.1f})".format(*share)]
+        cells += ["" if label == AS_LOADED else "{:+.1f} ({:+.1f} … {:+.1f})".format(*difference)]
+    return cells
 
 
 def make_drafts(loaded: LoadedModels, corpus: Path, sizes: list[int]) -> dict[str, PreTrainedModel]:
     """Return every draft by its name."""
     draft, tokenizer = loaded.draft, loaded.tokenizer
-    drafts = {"as loaded": draft}
+    drafts = {AS_LOADED: draft}
     if draft.dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported():
         drafts["prepacked"] = prepack(draft)
     drafts |= {dtype: quantize_draft(draft, dtype) for dtype in ("int8", "int4")}

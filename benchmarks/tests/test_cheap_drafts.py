@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import math
 
 import pytest
+import scipy.stats
 import torch
 
-from benchmarks.cheap_drafts import agreement, app
+from benchmarks.cheap_drafts import agreement, app, shares
 from benchmarks.tests.running import run
 from hf_lossy_assist import pairs, trim_draft_vocabulary
 
@@ -46,3 +48,23 @@ def test_every_draft_has_its_row(tmp_path):
     for share in (same, overlap):
         assert f"{100 * share / tokens:.1f} (" in output
     assert f"{1e3 * first['ms']['int8']:.1f}" in output
+    again = run(app, *arguments, "--out", tmp_path / "rows.jsonl").output
+    assert again.strip()
+    assert again.strip() in output
+
+
+def test_differences_are_those_on_the_same_answers():
+    overlaps = [(8.0, 6.0, 10), (1.0, 0.0, 5), (4.0, 4.0, 5)]
+    found = [(n, {"as loaded": (0.0, p), "int8": (0.0, q)}) for p, q, n in overlaps]
+    likeliest, same, overlap, difference = shares(found, "int8")
+    assert (likeliest, same) == ("0.0 (0.0 … 0.0)", "+0.0 (+0.0 … +0.0)")
+    assert overlap.startswith("50.0 (")
+    left_out = [100 * -sum(q - p for p, q, _ in rest) / sum(n for *_, n in rest) for rest in _without_one(overlaps)]
+    error = math.sqrt(2 / 3 * sum((x - sum(left_out) / 3) ** 2 for x in left_out))
+    half = scipy.stats.t.ppf(0.975, 2) * error
+    assert difference == f"{-15:+.1f} ({-15 - half:+.1f} … {-15 + half:+.1f})"
+    assert shares(found, "as loaded")[1::2] == ["", ""]
+
+
+def _without_one(rows):
+    return [[*rows[:i], *rows[i + 1 :]] for i in range(len(rows))]
