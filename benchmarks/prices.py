@@ -2,7 +2,8 @@
 
 ``lossless`` accepts a drafted token with probability α₀, and a rule that keeps a share f of what it refuses with
 α = α₀ + f (1 − α₀). Both follow from tokens per call at one γ, (1 − α^(γ+1)) / (1 − α). A rule's price is its loss of
-points divided by f: what it would lose if it kept everything, and its choice were as good.
+points divided by f: what it would lose if it kept everything, and its choice were as good. The price of a kept token is
+how many right answers of ``lossless`` are lost, by how many tokens the rule kept in these that ``lossless`` does not.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ class Price:
     n: int
     share: Interval
     price: Interval
+    lost: Interval | None  # right answers of ``lossless``, per 100 kept tokens; None if fewer than two of them have any
 
 
 def price(own: Mapping[int, Answer], lossless: Mapping[int, Answer], gamma: int) -> Price:
@@ -41,10 +43,10 @@ def price(own: Mapping[int, Answer], lossless: Mapping[int, Answer], gamma: int)
     Examples
     --------
     >>> lossless = {i: Answer("lossless", i, 1.0, 150, 100, 50, None, "") for i in range(4)}
-    >>> rule = {i: Answer("rule", i, float(i > 0), 175, 100, 75, None, "") for i in range(4)}
+    >>> rule = {i: Answer("rule", i, float(i > 0), 175, 100, 75, None, "", lossy=2) for i in range(4)}
     >>> one = price(rule, lossless, gamma=1)  # a half and three quarters of the drafted tokens
-    >>> round(one.share[0], 3), round(one.price[0], 1)
-    (0.5, -50.0)
+    >>> round(one.share[0], 3), round(one.price[0], 1), round(one.lost[0], 1)
+    (0.5, -50.0, 12.5)
     """
     ids = sorted(own.keys() & lossless.keys())
     pairs = [(own[i], lossless[i]) for i in ids]
@@ -57,7 +59,10 @@ def price(own: Mapping[int, Answer], lossless: Mapping[int, Answer], gamma: int)
 
     values = np.array(counts, dtype=float)
     paid = interval_of_sums(values, lambda sums: sums[:, 4] / sums[:, 5] / share(sums))
-    return Price(len(ids), interval_of_sums(values, share), paid)
+    solved = np.array([(100 * (x.score <= 0), x.lossy) for x, y in pairs if y.score > 0], dtype=float).reshape(-1, 2)
+    known = np.count_nonzero(solved[:, 1]) > 1
+    lost = interval_of_sums(solved, lambda sums: sums[:, 0] / sums[:, 1]) if known else None
+    return Price(len(ids), interval_of_sums(values, share), paid, lost)
 
 
 def table(folder: Path) -> str:
@@ -72,12 +77,12 @@ def table(folder: Path) -> str:
         raise LossyValueError(f"`folder` has to have a reference with a draft length, but {folder} has {lossless!r}")
     rules = [x for x, mode in plan["modes"].items() if x != lossless and mode.get("num_assistant_tokens") == gamma]
     found = {x: price(modes[x], modes[lossless], gamma) for x in rules if x in modes}
-    lines = ["| rule | n | f | points / f |", "|---|---|---|---|"]
+    lines = ["| rule | n | f | points / f | lost per 100 kept |", "|---|---|---|---|---|"]
     for rule, one in sorted(found.items(), key=lambda item: item[1].share):
         if one.n == max(x.n for x in found.values()):
             # A share that may be 0 has no price.
-            cost = signed(one.price) if one.share[1] > 0 else ""
-            lines.append(f"| `{rule}` | {one.n} | {times(one.share)} | {cost} |")
+            cost, lost = (signed(one.price), times(one.lost)) if one.share[1] > 0 else ("", "")
+            lines.append(f"| `{rule}` | {one.n} | {times(one.share)} | {cost} | {lost} |")
     return "\n".join(lines)
 
 

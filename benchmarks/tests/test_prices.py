@@ -35,6 +35,26 @@ def test_a_known_share_is_found(share, gamma):
     assert one.price[0] == pytest.approx(points / one.share[0])
 
 
+def test_lost_answers_are_counted_per_token_that_was_kept():
+    rng = np.random.default_rng(0)
+    kept, before = rng.poisson(6, size=5000), rng.random(5000) < 0.7
+    right = rng.random(5000) < 0.97**kept  # a kept token loses 3 of 100 answers that are still right
+
+    def made(mode, scores, lossy):
+        tokens = 100 if mode == "lossless" else 120
+        return {
+            i: Answer(mode, i, float(x), tokens, 50, tokens - 50, None, "", lossy=int(k))
+            for i, (x, k) in enumerate(zip(scores, lossy, strict=True))
+        }
+
+    lossless, own = made("lossless", before, 0 * kept), made("rule", right, kept)
+    lost = price(own, lossless, 5).lost
+    assert lost[0] == pytest.approx(100 * np.sum(before & ~right) / np.sum(kept[before]))
+    assert lost[1] < 100 * (1 - np.mean(0.97**kept)) / 6 < lost[2]
+    assert lost[2] - lost[1] < 0.5
+    assert price(made("rule", before, 0 * kept), lossless, 5).lost is None
+
+
 def test_only_common_problems_count():
     lossless, own = (answers(x, a, 0.5, 5, seed=i) for i, (x, a) in enumerate((("lossless", 0.9), ("rule", 0.95))))
     few = {i: own[i] for i in range(20)}
