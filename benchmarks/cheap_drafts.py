@@ -18,6 +18,7 @@ from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
 from benchmarks import PairName, command, numbers, write_lines
+from benchmarks.quality_table import signed
 from hf_lossy_assist import frequent_tokens, prepack, quantize_draft, tasks, trim_draft_vocabulary
 from hf_lossy_assist.cli.console import limit_threads, progress
 from hf_lossy_assist.cli.models import LoadedModels, ModelOptions
@@ -26,6 +27,7 @@ from hf_lossy_assist.compat import CACHE
 from hf_lossy_assist.evaluation import meters
 from hf_lossy_assist.evaluation.quality import interval_of_sums
 from hf_lossy_assist.evaluation.tables import table
+from hf_lossy_assist.store.folder import read_lines
 
 CONTEXT, FORWARDS, BATCH = 150, 15, 16
 Agreement = tuple[int, dict[str, tuple[float, float]]]
@@ -53,19 +55,18 @@ def main(
     """Read the target's own greedy answers with every draft; print its time for a token, and how well it agrees."""
     limit_threads(threads)
     screen, sizes = Console(soft_wrap=True), numbers("--counts", counts, int)
-    if out is not None and out.exists():
-        first, *rest = map(json.loads, out.read_text(encoding="utf-8").splitlines())
-        times, found = first["ms"], [(row["tokens"], row["drafts"]) for row in rest]
-    else:
+    lines = [] if out is None else [line for _, line in read_lines(out)]
+    if not lines:
         loaded = ModelOptions(pair, dtype="bfloat16").load(tasks.load("prompts", data, split="test"))
         drafts = make_drafts(loaded, corpus, sizes)
         answers = list(answers_of(loaded, max_new_tokens))
         with progress(screen) as bar:
             found = [agreement(loaded.target, drafts, *answer) for answer in bar.track(answers, description="reading")]
-        times = forward_times(drafts)
+        lines = [{"ms": forward_times(drafts)}, *({"tokens": n, "drafts": of} for n, of in found)]
         screen.print(meters.provenance(loaded.target.device, threads=torch.get_num_threads()))
         if out is not None:
-            write_lines(out, [{"ms": times}, *({"tokens": n, "drafts": of} for n, of in found)])
+            write_lines(out, lines)
+    times, found = lines[0]["ms"], [(line["tokens"], line["drafts"]) for line in lines[1:]]
     rows = [[label, f"{1e3 * times[label]:.1f}", *shares(found, label)] for label in times]
     title = (
         f"{pair}, {sum(n for n, _ in found)} tokens of the target's own {len(found)} answers; 95 % intervals over these"
@@ -78,18 +79,14 @@ def shares(found: list[Agreement], label: str) -> list[str]:
 
     A difference is that to the draft as loaded, on the same answers.
     """
-    values = 100 * np.array([[*of[label], *of[AS_LOADED], n / 100] for n, of in found])
     cells = []
     for i in (0, 1):
+        own, loaded, tokens = np.array([(100 * of[label][i], 100 * of[AS_LOADED][i], n) for n, of in found]).T
         share, difference = (
-            interval_of_sums(values, of)
-            for of in (
-                lambda sums, i=i: sums[:, i] / sums[:, 4],
-                lambda sums, i=i: (sums[:, i] - sums[:, i + 2]) / sums[:, 4],
-            )
+            interval_of_sums(np.stack([values, tokens], 1), lambda sums: sums[:, 0] / sums[:, 1])
+            for values in (own, own - loaded)
         )
-        cells += ["{:.1f} ({:.1f} … {:.1f})".format(*share)]
-        cells += ["" if label == AS_LOADED else "{:+.1f} ({:+.1f} … {:+.1f})".format(*difference)]
+        cells += ["{:.1f} ({:.1f} … {:.1f})".format(*share), "" if label == AS_LOADED else signed(difference)]
     return cells
 
 

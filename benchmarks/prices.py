@@ -59,9 +59,9 @@ def price(own: Mapping[int, Answer], lossless: Mapping[int, Answer], gamma: int)
 
     values = np.array(counts, dtype=float)
     paid = interval_of_sums(values, lambda sums: sums[:, 4] / sums[:, 5] / share(sums))
-    solved = np.array([(100 * (x.score <= 0), x.lossy) for x, y in pairs if y.score > 0], dtype=float).reshape(-1, 2)
-    known = np.count_nonzero(solved[:, 1]) > 1
-    lost = interval_of_sums(solved, lambda sums: sums[:, 0] / sums[:, 1]) if known else None
+    solved = [(100.0 * (x.score <= 0), x.lossy) for x, y in pairs if y.score > 0]
+    known = sum(kept > 0 for _, kept in solved) > 1
+    lost = interval_of_sums(np.array(solved), lambda sums: sums[:, 0] / sums[:, 1]) if known else None
     return Price(len(ids), interval_of_sums(values, share), paid, lost)
 
 

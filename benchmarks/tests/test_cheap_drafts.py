@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from itertools import combinations
 
 import pytest
 import scipy.stats
@@ -59,12 +60,8 @@ def test_differences_are_those_on_the_same_answers():
     likeliest, same, overlap, difference = shares(found, "int8")
     assert (likeliest, same) == ("0.0 (0.0 … 0.0)", "+0.0 (+0.0 … +0.0)")
     assert overlap.startswith("50.0 (")
-    left_out = [100 * -sum(q - p for p, q, _ in rest) / sum(n for *_, n in rest) for rest in _without_one(overlaps)]
+    left_out = [100 * -sum(q - p for p, q, _ in rest) / sum(n for *_, n in rest) for rest in combinations(overlaps, 2)]
     error = math.sqrt(2 / 3 * sum((x - sum(left_out) / 3) ** 2 for x in left_out))
     half = scipy.stats.t.ppf(0.975, 2) * error
     assert difference == f"{-15:+.1f} ({-15 - half:+.1f} … {-15 + half:+.1f})"
     assert shares(found, "as loaded")[1::2] == ["", ""]
-
-
-def _without_one(rows):
-    return [[*rows[:i], *rows[i + 1 :]] for i in range(len(rows))]
