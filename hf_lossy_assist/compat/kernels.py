@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 from contextlib import suppress
 from typing import Any
 
@@ -85,6 +86,22 @@ def has_int8_kernel(device: str) -> bool:
 def int8_product(rows: Tensor, values: Tensor, scale: Tensor) -> Tensor:
     """Return ``rows @ (values · scale).T``, ``values`` ``(out, in)`` of int8 and ``scale`` ``(out,)``."""
     return torch._weight_int8pack_mm(rows, values, scale)
+
+
+@functools.cache
+def sums_overflow() -> bool:
+    """Tell whether oneDNN's product of 8-bit integers adds two terms in 16 bits, as it does on a CPU without VNNI.
+
+    The kernel is asked, not the CPU: the user may have told oneDNN to do without, and VNNI has two kinds.
+    """
+    values = torch.ops.onednn.qlinear_prepack(torch.full((16, 64), 127, dtype=torch.int8, device="cpu"), None)
+    rows = torch.full((1, 64), 255, dtype=torch.uint8, device="cpu")
+    scales = torch.ones(16, dtype=torch.float32, device="cpu")
+    sums = torch.ops.onednn.qlinear_pointwise(
+        rows, 1.0, 0, values, scales, torch.zeros_like(scales, dtype=torch.long), None, 1.0, 0,
+        torch.float32, "none", [], "",
+    )  # fmt: skip
+    return bool((sums != 255 * 127 * 64).any())
 
 
 def close_pool(device: int, pool: Any) -> None:

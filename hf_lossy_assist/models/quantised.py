@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from ..compat import fold_attention, has_int8_kernel, int8_product
+from ..compat import fold_attention, has_int8_kernel, int8_product, sums_overflow
 from ..errors import LossyUnsupportedError, LossyValueError
 from ..heads.identity import row_norms
 from .few_rows import FEW_ROWS, products
@@ -98,9 +98,9 @@ class DynamicInt8Linear(PackedModule, QuantisedLinear):
         self._pack(*rounded(weight.detach().float()), weight.dtype)
 
     def _pack(self, values: Tensor, scale: Tensor, dtype: torch.dtype) -> None:
-        # The kernel reads an input as x + zero. Without VNNI, sums of two products of 8 bits overflow.
-        self._levels, self._zero = (_LEVELS, 128) if torch.cpu._is_vnni_supported() else (_LEVELS // 2, 64)
-        self._middle = torch.tensor([[self._zero + 0.5]])  # rounds, once the fraction is cut off
+        # The kernel reads an input as x + zero.
+        self._levels, self._zero = (_LEVELS // 2, 64) if sums_overflow() else (_LEVELS, 128)
+        self._middle = torch.tensor([[self._zero + 0.5]], dtype=torch.float32)  # rounds, once the fraction is cut off
         self._packed = torch.ops.onednn.qlinear_prepack(values, None)
         self._scale, self._zeros = scale / self._levels, torch.zeros(len(scale), dtype=torch.long)
 

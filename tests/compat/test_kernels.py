@@ -12,6 +12,7 @@ from torch import nn
 from hf_lossy_assist import prepack, quantize_draft
 from hf_lossy_assist.compat import CACHE, cache_of, kernels
 from hf_lossy_assist.compat.kernels import FOLDED, folded_attention
+from hf_lossy_assist.models.quantised import DynamicInt8Linear
 from tests.tiny_models import tiny
 
 HEADS, SHARED, SIZE = 6, 2, 4
@@ -99,3 +100,13 @@ def test_other_calls_are_left_to_transformers(case: dict, folds: bool):
     ):
         folded_attention(nn.Module(), query, key, key, mask, **options)
     assert usual.called != folds
+
+
+def test_the_product_of_8_bits_is_asked_whether_its_sums_overflow():
+    """The largest terms of 8 bits, by the layers' own product, are right exactly where the answer is no."""
+    torch.manual_seed(0)
+    layer = DynamicInt8Linear(torch.ones(32, 96), None)
+    layer._levels, layer._zero, layer._middle = 127, 128, torch.tensor([[128.5]])
+    layer._scale = torch.full((32,), 1 / 127**2)
+    [row] = layer(torch.ones(3, 96)).unique_consecutive(dim=0)
+    assert torch.allclose(row, torch.tensor(96.0)) is not kernels.sums_overflow()

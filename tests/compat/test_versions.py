@@ -30,7 +30,7 @@ OTHERS = ("transformers", "huggingface_hub", "accelerate", "peft")
 # Private names of torch and the standard library.
 NOT_OF_TRANSFORMERS = {"_exit", "_modules", "_forward_pre_hooks", "_foreach_add_", "_foreach_copy_", "_version"} | {
     # Kernels that torch has no public name for.
-    "_reorder_linear_weight", "_linear_pointwise", "_is_mkldnn_bf16_supported", "_is_vnni_supported",
+    "_reorder_linear_weight", "_linear_pointwise", "_is_mkldnn_bf16_supported",
     "_convert_weight_to_int4pack_for_cpu", "_weight_int4pack_mm_for_cpu", "_make_per_channel_quantized_tensor",
 }  # fmt: skip
 
