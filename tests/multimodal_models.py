@@ -83,7 +83,23 @@ def qwen2_vl(rows: int) -> Asked:
 
 
 def qwen2_vl_video(rows: int, frames: int = 4) -> Asked:
-    model, _ = qwen2_vl(rows)
+    return _video(qwen2_vl(rows)[0], rows, frames)
+
+
+def qwen2_5_vl_video(rows: int, frames: int = 4) -> Asked:
+    """Return a video of eight seconds a frame: its times are higher than the positions of the text after it."""
+    config = transformers.Qwen2_5_VLConfig(
+        text_config=_COMMON | {"rope_parameters": {"rope_type": "default", "mrope_section": [1, 1, 2]}},
+        vision_config={"depth": 1, "hidden_size": 32, "intermediate_size": 48, "num_heads": 4, "patch_size": 4,
+                       "spatial_merge_size": 2, "temporal_patch_size": 2, "out_hidden_size": 32, "window_size": 16,
+                       "fullatt_block_indexes": [0], "tokens_per_second": 4},
+        **_TOKENS,
+    )  # fmt: skip
+    model, inputs = _video(transformers.Qwen2_5_VLForConditionalGeneration(config), rows, frames)
+    return model, inputs | {"second_per_grid_ts": torch.full((rows,), 8.0)}
+
+
+def _video(model: PreTrainedModel, rows: int, frames: int) -> Asked:
     ids = _ids(rows, frames * 4)
     ids[ids == IMAGE] = VIDEO
     return model, {
@@ -216,8 +232,8 @@ def _opened(model: PreTrainedModel) -> PreTrainedModel:
 MODELS: dict[str, Callable[[int], Asked]] = {
     kind.__name__: kind
     for kind in (
-        llava, gemma3, paligemma, paligemma2, qwen2_vl, qwen2_vl_video, qwen3_5, lfm2_vl, qwen2_audio, mllama, idefics,
-        kosmos2, kyutai, udop,
+        llava, gemma3, paligemma, paligemma2, qwen2_vl, qwen2_vl_video, qwen2_5_vl_video, qwen3_5, lfm2_vl, qwen2_audio,
+        mllama, idefics, kosmos2, kyutai, udop,
     )
 }  # fmt: skip
 """From a model's name to what makes it, with the inputs of so many rows."""

@@ -228,8 +228,30 @@ def _as_the_mixin(model: PreTrainedModel, method: str) -> bool:
 
 
 def tokens_before(input_ids: torch.LongTensor, model_kwargs: dict[str, Any], config: GenerationConfig) -> int:
-    """Return how many tokens a user's cache holds that ``input_ids`` lack: all or none of them."""
+    """Return how many tokens a user's cache holds in front of ``input_ids``: all or none of them.
+
+    A cache that holds just these ids is in front of them, too: transformers reads them a second time.
+    """
+    held = tokens_in(model_kwargs)
+    return held if held == input_ids.shape[1] or not _repeats_cache(input_ids, model_kwargs, config) else 0
+
+
+def obstacle_in_tokens(
+    input_ids: torch.LongTensor, model_kwargs: dict[str, Any], config: GenerationConfig
+) -> str | None:
+    """Say why a user's cache can't be gone on from with ``input_ids``; None where it can."""
+    held, given = tokens_in(model_kwargs), input_ids.shape[1]
+    if held < given or not _repeats_cache(input_ids, model_kwargs, config):
+        return None
+    if held > given:
+        return f"it holds {held} tokens, but `input_ids` only {given}; pass all tokens of the text"
+    if model_kwargs.get("attention_mask") is not None:
+        return "it holds all of `input_ids`, whose mask would be read twice; `crop(-1)` it"
+    return None
+
+
+def _repeats_cache(input_ids: torch.LongTensor, model_kwargs: dict[str, Any], config: GenerationConfig) -> bool:
+    """Tell whether ``input_ids`` begin with the tokens that a cache holds: if the mask is longer, all ids are new."""
     mask = model_kwargs.get("attention_mask")
     covered = mask.shape[1] if mask is not None else getattr(config, "_mask_length", input_ids.shape[1])
-    # If the mask is longer than the ids, all ids are new.
-    return 0 if covered == input_ids.shape[1] else tokens_in(model_kwargs)
+    return covered == input_ids.shape[1]

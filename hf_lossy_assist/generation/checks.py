@@ -65,6 +65,8 @@ def check_prepared(config: LossyConfig, choice: DrafterChoice, call: Prepared) -
         )
     if not call.inputs.get("use_cache", True):
         raise LossyValueError(f"`use_cache` has to be True with `lossy_mode` {mode!r}, but is False; leave it out")
+    if (refusal := compat.obstacle_in_tokens(call.ids, call.inputs, call.config)) is not None:
+        raise LossyValueError(f"`{compat.CACHE}` can't be used with `lossy_mode` {mode!r}: {refusal}")
     for name in OUTPUTS if rule.unverified_drafting is not None else ():
         if getattr(call.config, f"output_{name}", False):
             raise LossyUnsupportedError(

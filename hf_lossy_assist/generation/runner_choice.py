@@ -97,12 +97,13 @@ class _RunnerChoice:
     def _last_position(self) -> torch.Tensor | None:
         """``(…, B, 1)`` the highest position that a batch's texts can reach; None for one text, or where none is given.
 
-        A caller's own positions may be higher than the text is long, as those of videos may be.
+        A caller's own positions may be higher than the text is long, and a video's times than the text after it.
         """
         positions = self.call.inputs.get("position_ids")
         if self.call.batch == 1 or positions is None:
             return None
-        return positions[..., -1:] + (min(self.call.config.max_length, NO_END) - self.call.ids.shape[1])
+        last = positions[..., -1:] + (min(self.call.config.max_length, NO_END) - self.call.ids.shape[1])
+        return last.maximum(positions.amax(-1, keepdim=True))
 
     def dynamic(self) -> ModelRunner:
         """Return the target's runner on a dynamic cache, or with saved states."""
@@ -255,7 +256,7 @@ class _RunnerChoice:
         if belongs_to_user(cache) and not isinstance(cache, StaticCache):
             return f"`{compat.CACHE}` is a {type(cache).__name__}"
         if self._before:
-            return "`input_ids` lacks the tokens that it holds (the whole text works)"
+            return "`input_ids` lacks the tokens that it holds, or new ones after them (the whole text works)"
         if belongs_to_user(cache) and not rewinds(cache):
             return "its sliding windows can't be rolled back by position"
         room = call.config.max_length + self._of_target.room

@@ -22,7 +22,8 @@ from .families import ATTENDING, RECURRENT, family
 from .readers import READERS, SEEING, decoder_of_whisper, inputs_of, reader
 
 ENDS = (None, None, 2, [5, 17, 23, 40], list(range(3, 24)))
-CACHES = ("", "", "", "", "dynamic", "dynamic", "static", "static", "own", "own", "continued", "quantized", "ahead")
+CACHES = ("", "", "", "", "dynamic", "dynamic", "static", "static", "own", "own", "continued", "quantized", "ahead",
+          "prefilled", "prefilled")  # fmt: skip
 OUTPUTS = ("output_scores", "output_logits", "output_hidden_states", "output_attentions")
 # Sums of many experts, and of states of one token after another, come out in another order.
 TIE = 2e-3
@@ -142,7 +143,8 @@ class Call:
     def run(self, **more: Any) -> Any:
         """Call ``generate()``, twice in a row with one cache where that is the case.
 
-        A cache may be ahead, too: then it holds tokens that the ids lack, and only the mask covers them.
+        A cache may be ahead, too: then it holds tokens that the ids lack, and only the mask covers them. And it may be
+        prefilled with the ids.
         """
         kwargs = {"pad_token_id": 0, "return_dict_in_generate": True} | dict(self.kwargs) | more
         prompts = dict(self.prompts)
@@ -151,6 +153,8 @@ class Call:
         elif self.cache == "ahead":
             kwargs[CACHE] = filled(self.target, before := prompt(9, seed=5))
             prompts["attention_mask"] = torch.ones(1, before.shape[1] + prompts["input_ids"].shape[1]).long()
+        elif self.cache == "prefilled":
+            kwargs[CACHE] = filled(self.target, prompts["input_ids"])
         elif self.cache:
             kwargs["cache_implementation"] = self.cache
             kwargs["cache_config"] = {"backend": "fp8"} if self.cache == "quantized" else None
@@ -180,7 +184,8 @@ class Call:
         if isinstance(ours.error, LossyError):
             # What a first call has returned can be refused by a second one, and so can a cache that was filled for it.
             # A target that drafts for itself counts twice.
-            own = {"continued": ours.forwards, "ahead": models.count(self.target)}.get(self.cache, 0)
+            filling = models.count(self.target)
+            own = {"continued": ours.forwards, "ahead": filling, "prefilled": filling}.get(self.cache, 0)
             own += "can't read what the target reads" in str(ours.error)  # a forward of the draft tells
             assert ours.forwards <= own, f"refused after {ours.forwards} forwards"
             return "refused by name"
