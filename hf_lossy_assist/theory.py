@@ -300,7 +300,7 @@ def _run_length(tpr: Tensor, fpr: Tensor, r: int, bound: int | None) -> Tensor:
     """Return E[N] as the sum over i >= 1 of ``P(N >= i) = a^min(i, r)·b^max(i - r, 0)``, up to the bound if any."""
     i = torch.arange(1, 1 + (r if bound is None else bound), device=tpr.device)
     reached = (tpr[..., None] ** i.clamp(max=r) * fpr[..., None] ** (i - r).clamp(min=0)).sum(-1)
-    beyond = tpr**r * fpr if bound is None else torch.zeros(())
+    beyond = tpr**r * fpr if bound is None else tpr.new_zeros(())
     return reached + torch.where(beyond > 0, beyond / (1 - fpr), 0)
 
 
@@ -320,7 +320,7 @@ def _tensors(**given: Any) -> _Read:
     tensors = []
     for name, values in given.items():
         try:
-            tensor = torch.as_tensor(values)
+            tensor = torch.as_tensor(values if isinstance(values, Tensor) else np.asarray(values))
         except (TypeError, ValueError, RuntimeError) as error:
             raise LossyValueError(f"`{name}` has to be a number, an array or a tensor, but is {values!r}") from error
         if tensor.dtype == torch.bool or tensor.is_complex():

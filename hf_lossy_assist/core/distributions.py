@@ -26,7 +26,7 @@ class Randomness:
         return self._generators[device]
 
     def uniform(self, shape: tuple[int, ...], device: torch.device) -> Tensor:
-        return torch.rand(shape, device=device, generator=self.generator(device))
+        return torch.rand(shape, dtype=torch.float32, device=device, generator=self.generator(device))
 
     def categorical(self, weights: Tensor) -> Tensor:
         """Draw one index per row of non-negative weights ``(..., V)``; rows are not checked, see :func:`drawable`."""

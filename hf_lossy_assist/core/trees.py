@@ -49,8 +49,9 @@ class Tree(Shape):
         """``(B, N, N)`` whether the second node is on the path to the first, or the first itself."""
         batch, n = self.parents.shape
         # Powers of the matrix from each node to its parent and itself, without the root's column.
-        step = torch.zeros(batch, n, n + 1, device=self.parents.device)
-        step = step.scatter_(2, self.parents[..., None] + 1, 1.0)[..., 1:] + torch.eye(n, device=step.device)
+        exact = {"dtype": torch.float32, "device": self.parents.device}
+        step = torch.zeros(batch, n, n + 1, **exact).scatter_(2, self.parents[..., None] + 1, 1.0)
+        step = step[..., 1:] + torch.eye(n, **exact)
         for _ in range((self.levels - 2).bit_length() if self.levels > 2 else 0):
             step = (step @ step).clamp_(max=1)
         return step > 0

@@ -165,7 +165,7 @@ class Verification:
     def spent(self) -> Tensor:
         """``(B, 1)`` what the rule has charged the texts so far."""
         if not len(self.charged):
-            return torch.zeros(len(self.tokens), 1, device=self.tokens.device)
+            return torch.zeros(len(self.tokens), 1, dtype=torch.float32, device=self.tokens.device)
         if isinstance(self.charged, Tensor):
             return self.charged.to(self.tokens.device, torch.float32)[:, None]
         return to_device(self.charged, self.tokens.device, torch.float32)[:, None]

@@ -79,7 +79,8 @@ class Head(nn.Module, ModelHubMixin, library_name=LIBRARY):
         self.config = config
         for name, value in (("weight", weight), ("bias", bias)):
             shape = self._shapes(config)[name]
-            tensor = torch.full(shape, torch.nan) if value is None else torch.as_tensor(value, dtype=torch.float32)
+            tensor = torch.as_tensor(torch.nan if value is None else value, dtype=torch.float32)
+            tensor = tensor.expand(shape) if value is None else tensor
             if tuple(tensor.shape) != shape:
                 raise LossyValueError(
                     f"`{name}` of a {config.kind} head for these models has to have the shape {shape}, but has "

@@ -48,7 +48,8 @@ def choose_dropout(head: nn.Module, states: Tensor, paths: int) -> Tensor:
     # Every ρ and every text uses the same numbers, so a larger ρ drops all that a smaller one drops.
     generator = torch.Generator(kept.device).manual_seed(0)
     most = max(POSITIONS // 2, len(kept))
-    uniform = torch.rand((most, paths, kept.shape[-1]), device=kept.device, generator=generator)[: len(kept)]
+    uniform = torch.rand((most, paths, kept.shape[-1]), dtype=torch.float32, device=kept.device, generator=generator)
+    uniform = uniform[: len(kept)]
     step = len(DROPOUTS) // 2  # a binary search without synchronisation; the length is a power of two
     while step:
         rate = rates.take(low + step)
@@ -158,7 +159,7 @@ class LMHeadHook:
                 choose_dropout(module, states[-own:], self.dropped.num_paths)
                 for states, own in zip(known, self._own, strict=True)
             ]
-            rates = torch.tensor(DROPOUTS, device=known.device)
+            rates = torch.tensor(DROPOUTS, dtype=torch.float32, device=known.device)
             self.dropout = rates[torch.stack(chosen)][:, None, None, None] if len(chosen) > 1 else DROPOUTS[chosen[0]]
         return (torch.cat([self.hidden, self._drop(self.hidden[:, :-1])], dim=1), *args[1:])
 

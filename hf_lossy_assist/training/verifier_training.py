@@ -75,7 +75,7 @@ class AdamLayer(ClassifierMixin, BaseEstimator):
     def _descend(self, train: tuple[Tensor, Tensor], held_out: tuple[Tensor, Tensor]) -> tuple[nn.Linear, int]:
         """Return the layer with the lowest loss on the held-out side, and its epoch."""
         generator = torch.Generator().manual_seed(self.seed)
-        layer = nn.Linear(train[0].shape[1], 1)
+        layer = nn.Linear(train[0].shape[1], 1, dtype=torch.float32)
         # The loss is convex, so zeros are as good a start as any.
         nn.init.zeros_(layer.weight)
         nn.init.zeros_(layer.bias)

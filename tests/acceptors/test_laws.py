@@ -105,7 +105,7 @@ def assert_output_law(
     row: Row, law: Law, target: Any, tokens: torch.Tensor, randomness: Randomness, draft_logits: torch.Tensor | None
 ) -> None:
     rule, rows, do_sample, tokens = row.rule(target), ROUNDS, law.do_sample, tokens[:, None]
-    p = torch.tensor(P).log()
+    p = torch.tensor(P, dtype=torch.float32).log()
     paths = centroid = None
     if rule.dropped_heads:
         shape = (rows, rule.num_paths, target.h.numel())

@@ -174,19 +174,19 @@ def emitted(rule: Acceptor, p: Tensor, q: Tensor) -> Emitted:
     of_p, of_q = p.softmax(-1), q.softmax(-1)
     at, x = (of_q > LEAST).nonzero(as_tuple=True)
     mass = of_q[at, x]
-    mass = mass / torch.zeros(len(p)).index_add(0, at, mass)[at]
+    mass = mass / mass.new_zeros(len(p)).index_add(0, at, mass)[at]
 
     def verification(rows: Tensor, u: Tensor) -> Verification:
         both = p[at[rows], None].expand(-1, 2, -1)
         return Verification(x[rows, None], both, q[at[rows], None], True, Given(u[:, None]))
 
     every = torch.arange(len(at))
-    first = verification(every, torch.zeros(len(at)))
-    surely = rule.keep(verification(every, torch.full((len(at),), ALMOST_1)))[:, 0]
+    first = verification(every, mass.new_zeros(len(at)))
+    surely = rule.keep(verification(every, mass.new_full((len(at),), ALMOST_1)))[:, 0]
     low = surely.float()
     open_ = every[rule.keep(first)[:, 0] & ~surely]
     # A rule keeps a token for all u up to some bound.
-    step = torch.tensor(0.5)
+    step = mass.new_tensor(0.5)
     while len(open_) and step > 2**-22:
         higher = low[open_] + step
         low[open_] = torch.where(rule.keep(verification(open_, higher))[:, 0], higher, low[open_])
@@ -196,7 +196,7 @@ def emitted(rule: Acceptor, p: Tensor, q: Tensor) -> Emitted:
     kept = torch.zeros_like(p).index_put((at, x), mass * low, accumulate=True)
     replaced = torch.zeros_like(p).index_add(0, at, (mass * (1 - low))[:, None] * weights)
     lossless = (of_p[at, x] / of_q[at, x]).clamp(max=1)
-    lossy = torch.zeros(len(p)).index_add(0, at, mass * (low - lossless).clamp(min=0))
+    lossy = mass.new_zeros(len(p)).index_add(0, at, mass * (low - lossless).clamp(min=0))
     return Emitted(of_p, kept, replaced, lossy)
 
 

@@ -189,7 +189,7 @@ class Tables:
 
     def __init__(self, size: int, device: torch.device) -> None:
         self.lossy = torch.zeros(size, dtype=torch.long, device=device)  # tokens kept lossily
-        self.charged = torch.zeros(size, device=device)  # against a budget over the whole text
+        self.charged = torch.zeros(size, dtype=torch.float32, device=device)  # against a budget over the whole text
 
     def clear(self, slot: int) -> None:
         self.lossy[slot : slot + 1] = 0

@@ -165,7 +165,8 @@ class FixedRunner(ModelRunner):
             body = partial(drafting, how.decorated, lambda name, make: part(("step", name, kind), make))
             self.chain = WholeDraft(prepared(key, body), length, slot.rows, choice)
             keys[f"drafts of {length}"] = key
-            waits = torch.ones(slot.rows, length, choice.drawn, device=self.device) if choice.drawn else None
+            size = slot.rows, length, choice.drawn
+            waits = torch.ones(size, dtype=torch.float32, device=self.device) if choice.drawn else None
             alone = WholeDraft(drafting(True, lambda name, make: make(self.model)), length, slot.rows, choice)
             trials[f"drafts of {length}"] = lambda eager: self._trial_draft(alone if eager else self.chain, waits)
         self.recorded = how.records
