@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from .integrations.transformers_loop import LossyVerification as LossyVerification
     from .models.prepacked import prepack as prepack
     from .models.quantised import quantize_draft as quantize_draft
-    from .models.quantised import save_int8_draft as save_int8_draft
 
 
 _NAMES = {
@@ -51,7 +50,7 @@ _NAMES = {
     "heads": ("JudgeHead", "VerifierHead"),
     "integrations.transformers_loop": ("LossyVerification",),
     "models.prepacked": ("prepack",),
-    "models.quantised": ("quantize_draft", "save_int8_draft"),
+    "models.quantised": ("quantize_draft",),
 }
 _PLACES = {name: place for place, names in _NAMES.items() for name in names}
 _SUBMODULES = ("acceptors", "calibration", "pairs", "tasks", "theory")

@@ -34,7 +34,6 @@ CASES = {
     "a schedule": {"num_assistant_tokens": 3, "num_assistant_tokens_schedule": "heuristic"},
     "tree": {"config": {"tree": {"depth": 4, "top_k": 3, "nodes": 12}}},
     "tree, automatic": {"config": {"tree": {"depth": 3, "top_k": 4, "nodes": "auto"}}},
-    "tree, drawn": {"config": {"tree": {"branches": [3, 2, 1]}}, "do_sample": True},
     "tree, typical": {"config": {"tree": {"depth": 4, "top_k": 3, "nodes": 12}}, "lossy_mode": "typical"},
 }
 

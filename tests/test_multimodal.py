@@ -289,7 +289,6 @@ def test_a_draft_of_another_dtype(name: str):
 PEFT_DRAFTERS = {
     "a model": lambda draft: {"assistant_model": draft},
     "look-up": lambda draft: {"prompt_lookup_num_tokens": 3},
-    "first layers": lambda draft: {"assistant_early_exit": 1},
     "a tree": lambda draft: {"assistant_model": draft, "lossy_config": {"tree": {"depth": 2, "top_k": 2}}},
     "static caches": lambda draft: {"assistant_model": draft, "cache_implementation": "static"},
 }

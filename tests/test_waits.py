@@ -36,7 +36,7 @@ DRAFT = noisy_copy(TARGET, 0.05)
 LENGTHS = (7, 3, 11, 5, 6, 9, 4, 8)
 PROCESSORS = {"repetition_penalty": 1.2, "no_repeat_ngram_size": 3, "bad_words_ids": [[7], [5, 9], [8, 6]]}
 STATE_HEADS = {"EAGLE-3": (tiny("llama"), random_head()), "DFlash": (tiny("llama"), random_dflash())}
-TREE, DRAWN = {"depth": 4, "top_k": 4, "nodes": 16}, {"branches": [2, 2, 1]}
+TREE = {"depth": 4, "top_k": 4, "nodes": 16}
 
 
 DEEP = ("lossless", "dropmatch", "judge", "fly", "regret")  # whose rounds do more than compare
@@ -118,7 +118,6 @@ TREES = [
     for row, batch in BATCHED
     if not {"draft_probs", "draft_hidden"} & row.rule(TARGET).needs
 ]
-TREES += [Case(ROWS[0], batch, True, config={"tree": DRAWN}) for batch in (1, 8)]
 TREES += [Case(ROWS[0], batch, config={"tree": TREE}, kwargs=PROCESSORS) for batch in (1, 8)]
 HEADS = [
     Case(ROWS[0], batch, do_sample, config=config, head="EAGLE-3")

@@ -84,16 +84,6 @@ def split(model: PreTrainedModel) -> PreTrainedModel:
     return with_replaced(model, lambda module: RowByRow(module) if type(module) is nn.Linear else None)
 
 
-def own_kernel(model: PreTrainedModel) -> PreTrainedModel:
-    """Let layers decode by the package's own kernel, which is off by default; without a GPU they stay as they are."""
-    if model.device.type == "cuda":
-        from hf_lossy_assist.models.static.decoding_kernel import decodes_by_kernel
-
-        for module in model.modules():
-            decodes_by_kernel(module)
-    return model
-
-
 def int8(model: PreTrainedModel) -> PreTrainedModel:
     """Round the weights as ``quantize_draft`` does on CUDA."""
     return with_replaced(
@@ -153,7 +143,6 @@ VARIANTS = {
     "tuning": Variant((ONE,), TUNING),
     "tuning, combo, fold": Variant((ONE, FIVE), TUNED, (folded,)),
     "tuning, combo, fold, split": Variant((FIVE, TWO), TUNED, (folded, split)),
-    "tuning, combo, fold, split, kernel": Variant((ONE, FIVE), TUNED, (folded, split, own_kernel), False),
     "tuning, combo, fold, split, PDL": Variant((ONE, FIVE, TWO), TUNED | {"triton.enable_pdl": True}, (folded, split)),
     "autotuned, combo, fold, fused": Variant((FIVE, ONE), TUNED | {"max_autotune_gemm": True}, (folded, fused), False),
     "tuning, combo, fold, int8": Variant((ONE,), TUNED, (int8, folded), False),

@@ -93,9 +93,6 @@ class Acceptor(ABC):
     drafts_until: ClassVar[float] = 0.5
     """Where no draft length is given, a draft ends once Π q(xᵢ) is below this: lower for rules that keep more."""
 
-    decides_drawn_trees: ClassVar[bool] = False
-    """Whether the rule decides trees whose siblings were drawn."""
-
     adds_lossless: ClassVar[bool] = False
     """Whether, when sampling, the rule also keeps what the lossless rule keeps, with its correction."""
 

@@ -10,7 +10,6 @@ from ..core.messages import Verification
 from .base import Acceptor
 from .block import BlockLossless
 from .registry import BEST, LOSSLESS, Formula, register, setting
-from .traversal import TraversalLossless
 
 
 @register
@@ -20,8 +19,7 @@ class Lossless(Acceptor):
 
     Leviathan et al. 2023 (section 2.3) and Chen et al. 2023. A drafter without a distribution counts as certain of its
     token. If every position is kept with probability α, a round yields ``(1 - α^(γ+1)) / (1 - α)`` tokens.
-    :class:`~hf_lossy_assist.acceptors.block.BlockLossless` decides drafts as wholes, and
-    :class:`~hf_lossy_assist.acceptors.traversal.TraversalLossless` drawn trees, from the leaves to the root.
+    :class:`~hf_lossy_assist.acceptors.block.BlockLossless` decides drafts as wholes.
 
     Parameters
     ----------
@@ -54,7 +52,6 @@ class Lossless(Acceptor):
     )
     without_q = {"verification": "token"}
     lossless_when_sampling = True
-    decides_drawn_trees = True
 
     @property
     def needs(self) -> frozenset[str]:
@@ -65,8 +62,6 @@ class Lossless(Acceptor):
         return self.verification == "block"
 
     def decider(self, v: Verification) -> Acceptor:
-        if v.shape.branches:
-            return TraversalLossless.of(v)
         return BlockLossless.of(v) if v.do_sample and self.decides_whole_drafts else self
 
     def keep(self, v: Verification) -> Tensor:

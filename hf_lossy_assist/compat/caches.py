@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import functools
 import inspect
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -20,7 +19,6 @@ from transformers.cache_utils import (
     DynamicSlidingWindowLayer,
     EncoderDecoderCache,
     QuantizedCache,
-    QuantizedLayer,
     StaticCache,
     StaticLayer,
 )
@@ -40,8 +38,6 @@ CACHE_NAMES = tuple(dict.fromkeys((CACHE, "past_key_values", "cache_params")))
 EMPTY_LAYERS = tuple(getattr(_caches, name) for name in ("DummyLayer",) if hasattr(_caches, name))
 # Layers of a static cache, rolled back by their position.
 REWINDING_LAYERS = (StaticLayer, *EMPTY_LAYERS)
-# Layers that quantise every token as it comes; older versions have none.
-_AT_ONCE = tuple(getattr(_caches, name) for name in ("Fp8QuantizedLayer",) if hasattr(_caches, name))
 
 
 class FixedLayer(DynamicLayer):
@@ -239,9 +235,7 @@ def stop_recording(cache: Cache, recorded: Sequence[bool | None] = ()) -> None:
 
 def rollback(cache: Cache, tokens: int) -> None:
     """Forget the last ``tokens`` tokens. Call it with 0 too: recording layers then shrink to their window."""
-    if isinstance(cache, QuantizedCache):
-        _forget(cache, tokens)
-    elif tokens > 0 or (_SLIDING_LAYERS_ROLL_BACK and cache.get_seq_length() > 0):
+    if tokens > 0 or (_SLIDING_LAYERS_ROLL_BACK and cache.get_seq_length() > 0):
         own = getattr(cache, "self_attention_cache", cache)
         if _SLIDING_LAYERS_ROLL_BACK:
             own.crop(-tokens)
@@ -255,11 +249,8 @@ def obstacle_in_cache(model: PreTrainedModel, cache: Any) -> str | None:
     """Say why ``cache`` can be neither rolled back nor, for a recurrent ``model``, restored; None if it can."""
     if isinstance(cache, StaticCache):
         return None  # rolled back by position, or replaced by a dynamic one
-    if quantises(cache):
-        if all(isinstance(layer, (QuantizedLayer, *_AT_ONCE)) for layer in cache.layers):
-            return None
-        kinds = sorted({type(layer).__name__ for layer in cache.layers})
-        return f"a {type(cache).__name__} with layers {kinds} can't be rolled back; use a dynamic cache"
+    if isinstance(cache, QuantizedCache):
+        return f"a {type(cache).__name__} rounds tokens together and can't forget some of them; use a dynamic cache"
     if isinstance(cache, EncoderDecoderCache):
         return obstacle_in_cache(model, cache.self_attention_cache)
     if not isinstance(cache, DynamicCache):
@@ -281,38 +272,3 @@ def mark_user_cache(cache: Any) -> None:
 def belongs_to_user(cache: Any) -> bool:
     """Tell whether a cache was passed to ``generate()``."""
     return getattr(cache, "_is_user_defined", False)
-
-
-def quantises(cache: Any) -> bool:
-    return isinstance(cache, QuantizedCache)
-
-
-def forgettable(cache: Any) -> int:
-    """Return the most tokens of a forward after which the last of them, or all, can be forgotten.
-
-    The first forward chooses the scales. Layers that quantise in groups keep the newest tokens unquantised until they
-    reach the residual length; quantised tokens can't be removed.
-    """
-    if not quantises(cache):
-        return sys.maxsize
-    return min(_room(layer) for layer in cache.layers)
-
-
-def _forget(cache: QuantizedCache, tokens: int) -> None:
-    for layer in cache.layers if tokens else ():
-        layer.cumulative_length -= tokens
-        names = ("_quantized_keys", "_quantized_values") if isinstance(layer, _AT_ONCE) else ("keys", "values")
-        for name in names:
-            held = getattr(layer, name)
-            states, *scale = held if isinstance(held, tuple) else (held,)
-            states = states[..., : states.shape[-2] - tokens, :]
-            setattr(layer, name, (states, *scale) if scale else states)
-
-
-def _room(layer: Any) -> int:
-    if not layer.is_initialized:
-        return 0
-    if isinstance(layer, _AT_ONCE):
-        return sys.maxsize
-    held = layer.keys.shape[-2] if layer.keys.dim() == 4 else 0
-    return max(0, layer.residual_length - 1 - held)

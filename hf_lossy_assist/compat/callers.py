@@ -68,14 +68,3 @@ def _calls_inherited_generate(function: Callable[..., Any]) -> bool:
     code = inspect.unwrap(function).__code__
     inherited = "__class__" in code.co_freevars or GenerationMixin.__name__ in code.co_names
     return inherited and "generate" in code.co_names
-
-
-def pipeline_with_default(name: str, value: Any) -> str | None:
-    """Return the kind of the pipeline that runs this call, if it has a field's ``value`` by default."""
-    kind = getattr(sys.modules.get("transformers.pipelines.base"), "Pipeline", ())
-    frame = sys._getframe(1)
-    while frame is not None and not isinstance(frame.f_locals.get("self"), kind):
-        frame = frame.f_back
-    pipeline = frame and frame.f_locals["self"]
-    default = getattr(getattr(pipeline, "_default_generation_config", None), name, None)
-    return type(pipeline).__name__ if value == default else None

@@ -48,11 +48,6 @@ def load_errors(argument: str, source: str) -> Iterator[None]:
         ) from error
 
 
-def file_of(config: GenerationConfig | None) -> str:
-    """Return which of a model's files its settings of generation come from; a model without the one reads the other."""
-    return "config" if getattr(config, "_from_model_config", False) else "generation_config"
-
-
 def supports_static_cache(model: PreTrainedModel) -> bool:
     return model._can_compile_fullgraph
 

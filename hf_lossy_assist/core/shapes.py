@@ -34,8 +34,6 @@ class Prefix:
 class Shape(ABC):
     """Which drafted token follows which; where a method is not overridden, each follows the one before it."""
 
-    branches: tuple[int, ...] = ()  # of trees that were drawn, how many children a node of each depth has
-
     @abstractmethod
     def __len__(self) -> int:
         """Return n, the number of drafted tokens."""

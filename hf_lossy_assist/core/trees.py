@@ -8,8 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import accumulate
-from operator import mul
 from typing import Any
 
 import torch
@@ -194,26 +192,6 @@ class Tree(Shape):
         n = len(self)
         numbers = torch.arange(n, device=chosen.device).masked_fill(~chosen, n)
         return numbers.sort(-1).values[..., : self.levels].clamp(max=n - 1)
-
-
-@dataclass(frozen=True, eq=False)
-class DrawnTree(Tree):
-    """Trees whose siblings were drawn independently of each other from one distribution q.
-
-    ``branches`` says how many children a node of each depth has, the newest committed token first. Siblings stand
-    together, depth after depth.
-    """
-
-    branches: tuple[int, ...] = ()
-
-    def children(self, node: int, depth: int) -> range:
-        """Return the nodes that follow a node of a depth; -1 of depth 0 is the newest committed token."""
-        widths = [0, *accumulate(self.branches, mul)]
-        if depth >= self.levels:
-            return range(0)
-        begin = sum(widths[:depth]) if depth else -1  # the first node of this depth
-        first = sum(widths[: depth + 1]) + (node - begin) * self.branches[depth]
-        return range(first, first + self.branches[depth])
 
 
 def _multi_hot(tokens: Tensor, mask: Tensor, like: Tensor) -> Tensor:

@@ -174,8 +174,7 @@ class ModelDrafter(Drafter, CandidateGenerator):
             if self._hook is not None:
                 states.append(self._hook.hidden)
             if self.stop is not None:
-                state = None if self._hook is None else self._hook.hidden[:, -1]
-                looks.append(Look(self.stop.goes_on(chosen_by, token, state)))
+                looks.append(Look(self.stop.goes_on(chosen_by, token)))
                 if len(looks) > late:
                     sure.append(looks[len(sure)].tolist())
                 if sure and not any(map(all, zip(*sure, strict=True))):
@@ -219,8 +218,6 @@ class ModelDrafter(Drafter, CandidateGenerator):
         self._learn(num_matches)
 
     def _learn(self, accepted: int) -> None:
-        if self.stop is not None:
-            self.stop.observe(self._drafted, accepted)
         if self._drafted and self.draft_length.adapts:
             self.draft_length.observe(self._drafted, accepted)
         self._drafted = 0

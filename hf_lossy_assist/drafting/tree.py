@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import math
-import operator
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, fields
-from itertools import accumulate
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..core.messages import Draft, DraftCost
 from ..core.texts import Texts
-from ..core.trees import DrawnTree, Tree
-from ..errors import LossyValueError
+from ..core.trees import Tree
 from ..models.processing import alike, process
 from ..values import SETTINGS, bounded
 from .eagle3_drafter import Eagle3Drafter
@@ -28,14 +25,12 @@ LEAST, MOST = 0.01, 128
 
 
 _MOST_NODES = 1024
-_FORM = "numbers of children, e.g. [4, 2, 1] or '4x2x1'"
 
 
 @dataclass(frozen=True)
 class TreeConfig:
     """How trees are drafted: ``tree`` in ``lossy_config``."""
 
-    drawn: ClassVar[bool] = False  # whether nodes are drawn, not chosen
     depth: int = 6  # tokens on the longest path; each takes a forward of the draft
     top_k: int = 8  # nodes to extend at each depth, and continuations of each node
     nodes: int | str = 32  # how many of the likeliest nodes the target verifies; "auto" goes by their probability
@@ -51,47 +46,6 @@ class TreeConfig:
         return self.top_k + (self.depth - 1) * self.top_k**2
 
 
-@dataclass(frozen=True)
-class DrawnTreeConfig:
-    """How trees are drawn: ``tree`` in ``lossy_config`` with ``branches``, written ``[4, 2, 1]`` or ``"4x2x1"``.
-
-    Examples
-    --------
-    >>> DrawnTreeConfig("4x2x1").nodes
-    20
-    """
-
-    drawn: ClassVar[bool] = True
-    branches: tuple[int, ...]  # how many children a node of each depth has; the text's newest token comes first
-
-    def __post_init__(self) -> None:
-        given = self.branches
-        numbers = given.split("x") if isinstance(given, str) else given
-        try:
-            branches = tuple(int(str(number)) for number in numbers)  # not int(True) or int(1.5)
-        except (TypeError, ValueError):
-            branches = ()
-        object.__setattr__(self, "branches", branches)
-        if not branches or min(branches) < 1 or self.nodes > _MOST_NODES:
-            raise LossyValueError(
-                f"`branches` of `tree` in `lossy_config` has to be {_FORM}, of at most {_MOST_NODES} nodes, but is "
-                f"{given!r}"
-            )
-
-    @property
-    def depth(self) -> int:
-        return len(self.branches)
-
-    @property
-    def nodes(self) -> int:
-        return sum(accumulate(self.branches, operator.mul))
-
-    @property
-    def top_k(self) -> int:
-        """The largest number of nodes that one forward of the draft reads."""
-        return max(accumulate(self.branches, operator.mul))
-
-
 class TreeDrafter(ModelDrafter):
     """Proposes trees with the draft model's own forward and cache, as EAGLE-2 does (arXiv 2406.16858, section 4).
 
@@ -100,7 +54,7 @@ class TreeDrafter(ModelDrafter):
     again, with the target's own token.
     """
 
-    def __init__(self, model: Any, *args: Any, shape: TreeConfig | DrawnTreeConfig, **settings: Any) -> None:
+    def __init__(self, model: Any, *args: Any, shape: TreeConfig, **settings: Any) -> None:
         self.shape = shape
         super().__init__(model, *args, **settings)
         self._alike = alike(self.processors)
@@ -126,7 +80,7 @@ class TreeDrafter(ModelDrafter):
         if self._hook is not None:
             hidden = torch.cat(states, dim=1)[tree.rows.to(self.device), growing.predicted_by.to(self.device)]
         cost = DraftCost(self.calls - before[0], self.tokens - before[1])
-        return Draft(tokens, growing.logits, hidden, tree=tree, cost=cost)
+        return Draft(tokens, None, hidden, tree=tree, cost=cost)
 
     def read_nodes(self, ids: Tensor, growing: _GrowingTree) -> Tensor:
         """Run the model over the nodes chosen last after ``ids`` ``(B, L)``; return their logits ``(B, k, V)``."""
@@ -168,27 +122,6 @@ class TreeDrafter(ModelDrafter):
         return tokens, log_q
 
 
-class DrawnTreeDrafter(TreeDrafter):
-    """Proposes trees whose siblings are drawn independently from q, as many at each depth as ``shape`` says.
-
-    Which nodes there are does not depend on what has been drawn, so the tree can be verified without a loss.
-    """
-
-    def _begin(self, ids: Tensor, logits: Tensor) -> _DrawnGrowingTree:
-        logits = self._processed(ids, logits, None)
-        return _DrawnGrowingTree(self._drawn(logits, self.shape.branches[0]), logits, self.shape.branches)
-
-    def _children(self, growing: _DrawnGrowingTree, logits: Tensor) -> tuple[Tensor, Tensor]:
-        growing.keep(logits)
-        return self._drawn(logits, self.shape.branches[growing.levels])
-
-    def _drawn(self, logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
-        """Return ``count`` draws ``(B, k, count)`` after each node, and equal scores for all nodes."""
-        q = logits.softmax(-1)
-        tokens = torch.stack([self.randomness.categorical(q) for _ in range(count)], dim=-1)
-        return tokens, torch.zeros_like(tokens, dtype=torch.float32)
-
-
 class Eagle3TreeDrafter(Eagle3Drafter, TreeDrafter):
     """Drafts trees with a head on the target's states; nodes take their parent's output in place of these."""
 
@@ -197,10 +130,6 @@ class Eagle3TreeDrafter(Eagle3Drafter, TreeDrafter):
         self.calls += 1
         self.tokens += self.runner.sent
         return self.vocabulary.logits(logits.to(device=ids.device, dtype=torch.float32))
-
-
-class Eagle3DrawnTreeDrafter(Eagle3TreeDrafter, DrawnTreeDrafter):
-    """Draws trees with a head on the target's states."""
 
 
 class _GrowingTree:
@@ -229,7 +158,7 @@ class _GrowingTree:
     def choose(self, k: int) -> None:
         """Choose the likeliest nodes of the last depth, to be extended."""
         scores, tokens = self._scores[-1], self._tokens[-1]
-        self._score, at = self._best(scores, min(k, scores.shape[1]))
+        self._score, at = scores.topk(min(k, scores.shape[1]), dim=-1)
         k = at.shape[1]
         self.tokens, self._at = tokens.gather(-1, at), at + self._offset
         eye = torch.eye(k, dtype=torch.bool, device=at.device).expand(len(at), -1, -1)
@@ -243,14 +172,6 @@ class _GrowingTree:
         self._chosen.append(self.tokens)
         depths = [x.new_full((x.shape[1],), i) for i, x in enumerate(self._chosen, 1)]
         self.depths = torch.cat(depths).expand(len(at), -1)
-
-    @property
-    def logits(self) -> Tensor | None:
-        """``(B, N, V)`` the logits of q from which each node was drawn; None where nodes are chosen."""
-        return None
-
-    def _best(self, scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
-        return tuple(scores.topk(k, dim=-1))
 
     def add(self, more: tuple[Tensor, Tensor]) -> None:
         """Add the nodes that follow the chosen ones: tokens ``(B, k, c)`` and their log q."""
@@ -291,30 +212,6 @@ class _GrowingTree:
             places.append(before + torch.arange(tokens.shape[1], device=tokens.device) // (tokens.shape[1] // k))
             before += k
         return torch.cat(places)[self._kept]
-
-
-class _DrawnGrowingTree(_GrowingTree):
-    """A tree in the making that keeps all of its nodes in their order, and the logits that they were drawn from."""
-
-    def __init__(self, first: tuple[Tensor, Tensor], logits: Tensor, branches: tuple[int, ...]) -> None:
-        super().__init__(first)
-        self.branches = branches
-        self._logits = [logits]
-
-    @property
-    def logits(self) -> Tensor:
-        levels = zip(self._logits, self.branches, strict=False)
-        return torch.cat([logits.repeat_interleave(count, dim=1) for logits, count in levels], dim=1)
-
-    def keep(self, logits: Tensor) -> None:
-        self._logits.append(logits)
-
-    def finish(self, nodes: int | str, remaining: tuple[int, ...] | None) -> tuple[Tensor, Tree]:
-        tokens, tree = super().finish(nodes, remaining)
-        return tokens, DrawnTree(tree.parents, tree.levels, remaining, self.branches)
-
-    def _best(self, scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
-        return scores, torch.arange(scores.shape[1], device=scores.device).expand_as(scores)
 
 
 def _rows(values: Tensor) -> Tensor:

@@ -25,12 +25,9 @@ def check_decoding(mode: Any, given: GivenFields) -> None:
     asked = given.merged("num_beams", "cache_implementation", *_OTHER_DECODING)
     beams = asked.get("num_beams")
     if beams is not None and not (isinstance(beams, int) and beams <= 1):
-        remedy = "leave it out"
-        if (pipeline := compat.pipeline_with_default("num_beams", beams)) is not None:
-            remedy = f"it is {pipeline}'s default, so pass `generate_kwargs={{'num_beams': 1}}` to the pipeline"
         raise LossyValueError(
             f"`num_beams` has to be 1 with `lossy_mode` {mode!r}, but is {beams!r}: beam search ranks whole texts "
-            f"against each other, and a rule judges single tokens; {remedy}"
+            f"against each other, and a rule judges single tokens; pass `num_beams=1`"
         )
     if asked.get("cache_implementation") == "paged":
         raise LossyUnsupportedError(
@@ -79,11 +76,6 @@ def check_prepared(config: LossyConfig, choice: DrafterChoice, call: Prepared) -
             f"`cross_attention_mask` is not given, so `lossy_mode` {mode!r} can't be used with {type(model).__name__}: "
             f"{refusal}; pass `cross_attention_mask`, or use eager attention"
         )
-    if rule.unverified_drafting is not None and compat.quantises(cache):
-        raise LossyUnsupportedError(
-            f"`lossy_mode` {mode!r} drafts any number of tokens, but a {type(cache).__name__} can forget only a few; "
-            f"use a dynamic cache{_asked(call)}"
-        )
     if config.tree is not None:
         _check_tree(config, choice.assistant_model, call)
     if choice.drafts_from_states and (obstacle := compat.obstacle_to_states(model, call.inputs)) is not None:
@@ -119,11 +111,6 @@ def check_processors(user: str, processors: LogitsProcessorList) -> None:
 
 
 def _check_tree(config: LossyConfig, draft: nn.Module, call: Prepared) -> None:
-    if config.tree.drawn and not call.config.do_sample:
-        raise LossyUnsupportedError(
-            "`branches` of `tree` in `lossy_config` draws nodes, but `do_sample` is False; set it, or give `tree` a "
-            "`depth` in place of `branches`"
-        )
     cache, of_draft = compat.cache_of(call.inputs), isinstance(draft, PreTrainedModel)
     obstacle = compat.obstacle_to_trees(call.model, call.inputs)
     caches = [cache, compat.new_cache(draft)] if of_draft else [cache]

@@ -12,9 +12,8 @@ import torch
 from ..acceptors import REGISTRY, Acceptor, AllOf, AnyOf, head_type, place_rule_head, settings_of
 from ..core.limits import Limits
 from ..drafting.draft_ends import STOPS, AcceptanceStop, DraftStop
-from ..drafting.tree import DrawnTreeConfig, TreeConfig
+from ..drafting.tree import TreeConfig
 from ..errors import LossyValueError, brief, nearest
-from ..heads import VerifierHead, place_head
 from ..values import LARGEST_INT, SETTINGS, bounded, check_keys, check_name
 from .certificate import Certificate
 from .spelling import Spelling
@@ -70,7 +69,7 @@ class LossyConfig:
     require_lossless: bool = False
     limits: Limits = _UNLIMITED
     compile: bool | None = None
-    tree: TreeConfig | DrawnTreeConfig | None = None
+    tree: TreeConfig | None = None
     stop_drafting: DraftStop | None = None
     certificate: Certificate | None = None
     inspect: bool = False
@@ -115,7 +114,7 @@ class LossyConfig:
         """
         settings = _as_dict("lossy_config", config)
         members, compose = members_of(mode)
-        given = _run_settings(settings, device)
+        given = _run_settings(settings)
         own = _settings_by_rule(members, settings, several=compose is not None)
         if head is None and "certificate" in given:
             head = given["certificate"].head_folders(own) or None
@@ -184,7 +183,7 @@ class LossyConfig:
         if self.tree is not None:
             values["tree"] = asdict(self.tree)
         if (stop := _of_stop(self.stop_drafting)) is not None:
-            values["stop_drafting"] = {**stop, **({"head": stop["head"].checksum} if "head" in stop else {})}
+            values["stop_drafting"] = stop
         return _plain(values)
 
 
@@ -238,7 +237,7 @@ def head_users(mode: Any) -> list[str]:
     return [x for x in members_of(mode)[0] if isinstance(x, str) and head_type(REGISTRY[x]) is not None]
 
 
-def _run_settings(settings: dict[str, Any], device: torch.device | str) -> dict[str, Any]:
+def _run_settings(settings: dict[str, Any]) -> dict[str, Any]:
     """Take the keys that every rule has out of a ``lossy_config``; return arguments of :class:`LossyConfig`."""
     given = {key: value for key in RUN_KEYS if (value := settings.pop(key, None)) is not None}
     if not given.keys().isdisjoint(_LIMITS):
@@ -249,22 +248,17 @@ def _run_settings(settings: dict[str, Any], device: torch.device | str) -> dict[
         given["certificate"] = Certificate.load(source)
     if "tree" in given:
         tree = _as_dict("lossy_config['tree']", given["tree"])
-        kind = DrawnTreeConfig if "branches" in tree else TreeConfig
-        check_keys("`tree` in `lossy_config`", [x.name for x in fields(kind)], tree)
-        given["tree"] = kind(**tree)
+        check_keys("`tree` in `lossy_config`", [x.name for x in fields(TreeConfig)], tree)
+        given["tree"] = TreeConfig(**tree)
     if "stop_drafting" in given:
-        given["stop_drafting"] = _stop(_as_dict("lossy_config['stop_drafting']", given["stop_drafting"]), device)
+        given["stop_drafting"] = _stop(_as_dict("lossy_config['stop_drafting']", given["stop_drafting"]))
     return given
 
 
-def _stop(settings: dict[str, Any], device: torch.device | str) -> DraftStop:
+def _stop(settings: dict[str, Any]) -> DraftStop:
     by = settings.pop("by", None)
     check_name("by` of `stop_drafting` in `lossy_config", by, STOPS)
     check_keys(f"`stop_drafting` in `lossy_config` by {by!r}", [x.name for x in fields(STOPS[by]) if x.init], settings)
-    if settings.get("head") is not None:
-        settings["head"] = place_head(
-            "`head` of `stop_drafting` in `lossy_config`", VerifierHead, settings["head"], device
-        )
     return STOPS[by](**settings)
 
 

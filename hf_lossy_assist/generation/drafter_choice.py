@@ -23,7 +23,6 @@ from ..drafting.draft_ends import (
     check_schedule,
     constant_length,
 )
-from ..drafting.early_exit import first_layers
 from ..drafting.encoder_decoder import check_encoder_decoder_draft
 from ..drafting.model import check_decoder, check_draft_model
 from ..drafting.mtp import mtp_of
@@ -83,15 +82,13 @@ class DrafterChoice:
         assistant = kwargs.get("assistant_model")
         if assistant is not None and not (isinstance(assistant, nn.Module) and hasattr(assistant, "config")):
             raise LossyValueError(f"`assistant_model` has to be a transformers model, but is {assistant!r}")
-        options = given.merged("assistant_early_exit", *TRANSFORMERS_OPTIONS)
-        if (layers := options.pop("assistant_early_exit", None)) is not None:
-            if assistant is not None:
-                raise LossyValueError(
-                    f"`assistant_early_exit` {layers!r} lets the target's first layers draft, and `assistant_model` is "
-                    "another drafter; leave out either"
-                )
-            assistant = first_layers(target, layers)
-        options = {name: value for name, value in options.items() if value}
+        options = {name: value for name, value in given.merged(*TRANSFORMERS_OPTIONS).items() if value}
+        if (layers := given.merged("assistant_early_exit").get("assistant_early_exit")) is not None:
+            raise LossyUnsupportedError(
+                f"`assistant_early_exit` {layers!r} can't be used with `lossy_mode`, because transformers' drafter for "
+                "it changes the target's own configuration while it drafts; pass `assistant_early_exit=None`, and an "
+                "`assistant_model` or `prompt_lookup_num_tokens`"
+            )
         own = assistant is None and generator is None and not options.keys() - {"use_mtp", "prompt_lookup_num_tokens"}
         if own and options.get("use_mtp") and not compat.several_or_sliding_mtp(target):
             del options["use_mtp"]
@@ -203,7 +200,7 @@ class DrafterChoice:
                 "model"
             )
         if config.tree is not None:
-            self._check_tree(rule, config.tree.drawn)
+            self._check_tree(rule)
         for need in ("draft_probs", "draft_hidden"):
             if self.looked_up and need in rule.needs:
                 raise missing(need, rule, "`prompt_lookup_num_tokens`", "leave it out")
@@ -230,14 +227,8 @@ class DrafterChoice:
             raise LossyUnsupportedError(
                 f"the rule {rule.name!r} itself ends drafts; leave out `stop_drafting` in `lossy_config`"
             )
-        if self.stop.reads_states and not self.drafts_with_model:
-            raise LossyUnsupportedError(
-                f"`stop_drafting` in `lossy_config` by {self.stop.name!r} reads the states of a draft model with the "
-                "target's tokenizer; stop by 'acceptance' with other drafters"
-            )
-        self.stop.check_models(self.target, self.assistant_model)
 
-    def _check_tree(self, rule: Acceptor, drawn: bool) -> None:
+    def _check_tree(self, rule: Acceptor) -> None:
         """Raise where no trees can be drafted for the rule."""
         name, without = rule.name, "leave out `tree` in `lossy_config`"
         if not (self.drafts_with_model or (self.drafts_from_states and self.assistant_model.longest is None)):
@@ -253,11 +244,6 @@ class DrafterChoice:
             raise LossyUnsupportedError(
                 f"the rule {name!r} reads the draft's distribution, which nodes of a tree don't have; {without}, or "
                 "use a rule that reads the target alone"
-            )
-        if drawn and not rule.decides_drawn_trees:
-            raise LossyUnsupportedError(
-                f"the rule {name!r} judges the nodes of a tree one by one, so it can't decide drawn siblings; use "
-                "`lossless`, or give `tree` a `depth` in place of `branches`"
             )
         if self.confidence or self.stop is not None or self.schedule != "constant" or self.looked_up:
             raise LossyUnsupportedError(

@@ -25,14 +25,7 @@ from ..drafting.model import ModelDrafter, mask_of
 from ..drafting.mtp import Mtp
 from ..drafting.per_row import GeneratorDrafter, PerRowDrafter, drafter_of, missing
 from ..drafting.shared_keys import SharedKeysDrafter
-from ..drafting.tree import (
-    DrawnTreeConfig,
-    DrawnTreeDrafter,
-    Eagle3DrawnTreeDrafter,
-    Eagle3TreeDrafter,
-    TreeConfig,
-    TreeDrafter,
-)
+from ..drafting.tree import Eagle3TreeDrafter, TreeConfig, TreeDrafter
 from ..drafting.unverified import UNVERIFIED_DRAFTERS
 from ..drafting.vocabulary import vocabulary_of
 from ..errors import LossyUnsupportedError, LossyValueError
@@ -40,9 +33,7 @@ from ..models.runner import ModelRunner
 from .drafter_choice import TRANSFORMERS_OPTIONS, DrafterChoice
 from .prepared import Prepared
 
-_TREES = {TreeConfig: TreeDrafter, DrawnTreeConfig: DrawnTreeDrafter}
 _OF_STATES = {Eagle3: Eagle3Drafter, Mtp: Eagle3Drafter, DFlash: DFlashDrafter}
-_EAGLE3_TREES = {TreeConfig: Eagle3TreeDrafter, DrawnTreeConfig: Eagle3DrawnTreeDrafter}
 
 
 def make_drafter(
@@ -52,7 +43,7 @@ def make_drafter(
     processors: LogitsProcessorList,
     randomness: Randomness,
     runner: Callable[[], ModelRunner] | None = None,
-    tree: TreeConfig | DrawnTreeConfig | None = None,
+    tree: TreeConfig | None = None,
     returned: bool = False,
 ) -> Drafter:
     """Return the drafter of a call with all its rows; the draft's logits go through ``processors``.
@@ -67,9 +58,9 @@ def make_drafter(
         settings |= {"shape": tree, "keep_hidden": "draft_hidden" in acceptor.needs}
         if choice.drafts_from_states:
             settings |= {"returned": returned, "runner": runner}
-            return _EAGLE3_TREES[type(tree)](model, choice.target, tree.depth, **settings)
+            return Eagle3TreeDrafter(model, choice.target, tree.depth, **settings)
         settings |= {"vocabulary": vocabulary_of(choice.target, model), "runner": runner}
-        return _TREES[type(tree)](model, tree.depth, **settings)
+        return TreeDrafter(model, tree.depth, **settings)
     length = draft_length_of(choice.num_assistant_tokens, choice.schedule)
     if choice.drafts_with_model:
         settings["vocabulary"] = vocabulary_of(choice.target, model)
@@ -121,7 +112,7 @@ def _kept(choice: DrafterChoice, acceptor: Acceptor, call: Prepared) -> dict[str
     return {
         # Residuals and ratios need q; in greedy decoding only some rules read it.
         "keep_logits": wants_q or bool(acceptor.needs & {"draft_probs", "draft_or_point_mass"}),
-        "keep_hidden": "draft_hidden" in acceptor.needs or (stop is not None and stop.reads_states),
+        "keep_hidden": "draft_hidden" in acceptor.needs,
         "stop": stop,
     }
 
@@ -133,11 +124,6 @@ def _for_one(
     generator = _generator(choice, acceptor, row, randomness)
     if "draft_probs" in acceptor.needs and isinstance(generator, compat.DRAFTERS_WITHOUT_LOGITS):
         raise missing("draft_probs", acceptor, type(generator).__name__)
-    if generator.requires_model_outputs and compat.quantises(cache := compat.cache_of(inputs)):
-        raise LossyUnsupportedError(
-            f"{type(generator).__name__} drafts from the target's states in every round, but a {type(cache).__name__} "
-            "can't forget drafted tokens in some rounds; use a dynamic cache"
-        )
     wants_states = bool(row.config.return_dict_in_generate and row.config.output_hidden_states)
     never = compat.placeholders(choice.target, inputs)
     return drafter_of(generator, acceptor, row.inputs, wants_states, never)

@@ -2,29 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
+from types import SimpleNamespace
 from typing import Any
 
 from transformers import GenerationConfig, PreTrainedModel
 
 from .. import compat
 from ..errors import LossyError
-
-_WORKING = {
-    "num_assistant_tokens": "auto",
-    "num_assistant_tokens_schedule": "constant",
-    "assistant_confidence_threshold": 0,
-    "num_beams": 1,
-    "num_beam_groups": 1,
-    "use_cache": True,
-    "cache_implementation": "dynamic",
-    **dict.fromkeys(("output_scores", "output_logits", "output_hidden_states", "output_attentions"), False),
-    **dict.fromkeys(("constraints", "force_words_ids", "penalty_alpha", "dola_layers", "guidance_scale")),
-    **dict.fromkeys(("assistant_early_exit", "speculation_type")),
-}
-"""What a user can pass in place of a field in a model's files."""
-_LOSSY = {"lossy_mode": "lossless", "lossy_config": {}}
-"""Likewise, for fields that most errors name although they are not at fault."""
 
 
 class GivenFields:
@@ -59,29 +45,20 @@ class GivenFields:
         return values
 
     def explain(self, error: LossyError, field: str | None = None) -> None:
-        """Let an error say which file set the ``field`` at fault, and what to pass in place of the file's value.
-
-        By default these are all fields that it names.
-        """
-        text, working = error.args[0], {**_WORKING, **_LOSSY}
-        fields = [name for name in _WORKING if f"`{name}`" in text] if field is None else [field]
-        notes = [
-            f"; `{name}` is set in {place}: pass `{name}={working[name]!r}`"
-            for name in fields
-            if name in working and (place := self._place(name))
-        ]
-        if notes:
-            error.args = (text.removesuffix("?").removesuffix("; leave it out") + "".join(notes),)
+        """Let an error say which configuration set the ``field`` at fault; by default these are all that it names."""
+        text = error.args[0]
+        named = re.findall(r"`(\w+)`", text) if field is None else [field]
+        at_fault = dict.fromkeys(name for name in named if field or not name.startswith("lossy_"))
+        notes = [f"; `{name}` is set in {place}" for name in at_fault if (place := self._place(name))]
+        error.args = (text.removesuffix("?") + "".join(notes) if notes else text,)
 
     def _place(self, name: str) -> str:
-        """Return which file set a field; nothing for a keyword, or for a pipeline's default, which no file has."""
-        value = self(name)
-        if self._keywords.get(name) is not None or (value is not None and compat.pipeline_with_default(name, value)):
-            return ""
+        """Return which configuration set a field; nothing for a keyword."""
         assistant = getattr(self._keywords.get("assistant_model"), "generation_config", None)
-        for config in (self._said, self._own, assistant):
-            if getattr(config, name, None) is not None:
-                if config is self._said:
-                    return "the `generation_config` argument"
-                return f"the {'model' if config is self._own else 'assistant'}'s {compat.file_of(config)}"
-        return ""
+        places = {
+            "": SimpleNamespace(**self._keywords),
+            "the `generation_config` argument": self._said,
+            "the model's `generation_config`": self._own,
+            "the assistant's `generation_config`": assistant,
+        }
+        return next((place for place, config in places.items() if getattr(config, name, None) is not None), "")

@@ -165,11 +165,7 @@ class LossyCall:
         )
         randomness = Randomness(compat.shared_seed(self.model, self.config.seed))
         adapters = compat.RowAdapters(self.model)
-        apart = call.batch > 1 and (
-            self.choice.row_by_row
-            or compat.quantises(compat.cache_of(call.inputs))
-            or compat.reads_by_column(call.inputs)
-        )
+        apart = call.batch > 1 and (self.choice.row_by_row or compat.reads_by_column(call.inputs))
         if apart:
             check_row_by_row(self.config.rule.name, call)
         if len(processors) < len(logits_processor):

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import operator
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import accumulate
 from typing import Any
 
 import torch
@@ -197,11 +195,8 @@ class _RunnerChoice:
         if tree is None:
             widths = _ANY_WIDTH if longest is None else (longest + 1,)
             return Shapes(widths, room=widths[-1])
-        if tree.drawn:
-            trees = (tree.nodes + 1,)
-        else:
-            most = min(MOST if tree.nodes == "auto" else tree.nodes, tree.candidates) + 1
-            trees = (*(x for x in _AUTOMATIC_TREES if x < most), most) if tree.nodes == "auto" else (most,)
+        most = min(MOST if tree.nodes == "auto" else tree.nodes, tree.candidates) + 1
+        trees = (*(x for x in _AUTOMATIC_TREES if x < most), most) if tree.nodes == "auto" else (most,)
         return Shapes(trees=trees, room=trees[-1])
 
     def _of_draft(self) -> Shapes:
@@ -210,7 +205,7 @@ class _RunnerChoice:
         longest, from_states = choice.longest, choice.drafts_from_states
         if tree is not None:
             deeper, newest = tree.depth - 1, tree.depth + 1  # depths whose nodes are read; all that a round committed
-            sizes = [*accumulate(tree.branches, operator.mul)][:deeper] if tree.drawn else [tree.top_k] * deeper
+            sizes = [tree.top_k] * deeper
             widths, room = ((newest, *sizes), ()) if from_states else ((newest,), tuple(sizes)), newest + sum(sizes)
             return Shapes(*widths, room=room)
         # A head on states reads all that a round has committed. A model has read it as a draft, but for its last token.

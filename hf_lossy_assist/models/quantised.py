@@ -6,7 +6,6 @@ import copy
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from itertools import chain
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -285,75 +284,6 @@ def quantize_draft(draft: PreTrainedModel, dtype: str = "int8") -> PreTrainedMod
     quantised = with_replaced(draft, replacement)
     fold_attention(quantised)
     return quantised
-
-
-def _compressed_tensors(left: list[str]) -> dict[str, Any]:
-    """Return what vLLM reads: one scale for each row of a weight, and one for each token of an input.
-
-    Other readers count the LM head among the linear layers: ``left`` names it if it is not rounded.
-    """
-    weights = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "channel", "dynamic": False}
-    group = {
-        "targets": ["Linear"] if left else ["Linear", "ParallelLMHead"],  # in vLLM, the head's class is the latter
-        "weights": weights,
-        "input_activations": {**weights, "strategy": "token", "dynamic": True},
-    }
-    return {
-        "quant_method": "compressed-tensors",
-        "format": "int-quantized",
-        "quantization_status": "compressed",
-        "ignore": left,
-        "config_groups": {"group_0": group},
-    }
-
-
-def save_int8_draft(draft: PreTrainedModel, folder: str | Path, lm_head: bool = True) -> None:
-    """Write a draft with rounded weights for vLLM, in the format of compressed-tensors.
-
-    Linear layers and the LM head are rounded to int8 as by :func:`quantize_draft`. An LM head that shares the
-    embeddings' matrix gets one of its own; the embeddings stay as they are.
-
-    Parameters
-    ----------
-    draft
-        A decoder with linear layers and an LM head, as loaded.
-    folder
-        Gets ``config.json`` and the weights. vLLM uses the target's tokenizer.
-    lm_head
-        Whether to round the LM head. vLLM reads no rounded one in some architectures, e.g. Gemma 2 and OPT.
-
-    Raises
-    ------
-    LossyValueError
-        When ``draft`` is no model of transformers.
-    LossyUnsupportedError
-        When it is quantised or prepacked already, or an EAGLE-3 or DFlash head.
-
-    Examples
-    --------
-    >>> import json, pathlib, tempfile
-    >>> from hf_lossy_assist import pairs, save_int8_draft
-    >>> folder = pathlib.Path(tempfile.mkdtemp())
-    >>> save_int8_draft(pairs.load("arithmetic").draft, folder)
-    >>> json.loads((folder / "config.json").read_text())["quantization_config"]["format"]
-    'int-quantized'
-    """
-    check_changeable(draft)
-    if dtype_of(draft) is not None or any(isinstance(module, PackedModule) for module in draft.modules()):
-        raise LossyUnsupportedError("`draft` has to be as loaded, but is quantised or prepacked already")
-    head, weights, left = draft.get_output_embeddings(), draft.state_dict(), []
-    described = sharing_copy(draft)
-    for name, module in draft.named_modules():
-        if module is head and not (lm_head and type(head) is nn.Linear):
-            left.append(name)
-        elif type(module) is nn.Linear:
-            values, scale = rounded(module.weight.detach().float())
-            weights |= {f"{name}.weight": values, f"{name}.weight_scale": scale[:, None]}
-    if not left:
-        for config in (described.config, described.config.get_text_config(decoder=True)):
-            config.tie_word_embeddings = False
-    described.config.quantization_config = _compressed_tensors(left)
-    described.save_pretrained(folder, state_dict=weights)
 
 
 def check_changeable(draft: Any) -> None:

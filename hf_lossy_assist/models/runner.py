@@ -20,9 +20,7 @@ from ..compat import (
     cache_name,
     cache_of,
     device_of,
-    forgettable,
     new_cache,
-    quantises,
     recording,
     rollback,
     stop_recording,
@@ -136,7 +134,6 @@ class DynamicCacheRunner(ModelRunner):
         self.sent = 0
         self._covered = length
         self.cache = cache_of(carried)
-        self._forgets_any = not quantises(self.cache)
         self._outputs: Any = None
 
     def run(self, text: Tensor, keep: int, overrides: Mapping[str, Any] = MappingProxyType({})) -> Any:
@@ -197,7 +194,7 @@ class DynamicCacheRunner(ModelRunner):
     def forgettable(self, length: int) -> int:
         if self._outputs is None and self.inputs.prompt_sees_on(self.carried):
             return 0
-        return sys.maxsize if self._forgets_any else max(0, forgettable(self.cache) - (length - self.seen))
+        return sys.maxsize
 
     def rewind(self, length: int) -> None:
         # Some layers record what they have seen, so they need every round, also those without a rejection.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 
 import pytest
@@ -14,21 +13,16 @@ from hf_lossy_assist.drafting.draft_ends import (
     LONGEST,
     AcceptanceStop,
     DraftLength,
-    EntropyStop,
-    HeadStop,
     HeuristicLength,
     check_num_tokens,
     draft_length_of,
 )
 from hf_lossy_assist.drafting.model import ModelDrafter
-from hf_lossy_assist.evaluation.modes import Models
 from hf_lossy_assist.generation import config as call_config
 from hf_lossy_assist.generation.config import LossyConfig
 from hf_lossy_assist.generation.lossy_call import LossyCall
-from hf_lossy_assist.heads import VerifierHead
 from tests.acceptors.fixtures import verifier_head
 from tests.parity import assert_lossless
-from tests.small_pair import verifier_for
 from tests.tiny_models import noisy_copy, padded, prompt, tiny
 
 parse = LossyConfig.from_fields
@@ -36,7 +30,6 @@ parse = LossyConfig.from_fields
 GREEDY = {"do_sample": False, "max_new_tokens": 40, "eos_token_id": None, "return_dict_in_generate": True}
 STOPS = [
     {"by": "confidence", "threshold": 0.1},
-    {"by": "entropy", "threshold": 0.4, "scale": 0.1},
     {"by": "acceptance", "threshold": 0.995},
 ]
 
@@ -51,25 +44,6 @@ def laws(n: int = 40, size: int = 6) -> torch.Tensor:
     logits = torch.randn(n, 1, size, generator=generator) * torch.linspace(0.1, 8, n)[:, None, None]
     logits[::5, :, :2] = -math.inf
     return logits.softmax(-1)
-
-
-def test_the_entropy_bound_is_that_of_the_paper():
-    q = laws()
-    kept = EntropyStop(threshold=0.55, scale=0.3).goes_on(q, torch.zeros(len(q), 1, dtype=torch.long)).tolist()
-    for law, goes_on in zip(q[:, 0].tolist(), kept, strict=True):
-        entropy = -sum(x * math.log(x) for x in law if x > 0)
-        assert goes_on == (1 - math.sqrt(0.3 * entropy) >= 0.55)
-    assert 5 < sum(kept) < 35
-
-
-def test_the_threshold_follows_the_acceptance():
-    stop, level, rate = EntropyStop(threshold=0.5, acceptance=0.8, step=0.1), 0.5, None
-    for drafted, accepted in ((4, 4), (4, 4), (5, 0), (3, 1), (0, 0), (8, 8), (8, 8), (8, 8)):
-        stop.observe(drafted, accepted)
-        if drafted:
-            rate = accepted / drafted if rate is None else 0.5 * rate + 0.5 * accepted / drafted
-            level += 0.01 if rate < 0.8 else -0.01
-        assert stop.current == pytest.approx(level)
 
 
 def test_acceptance_is_a_product_that_begins_anew_in_every_round():
@@ -195,21 +169,12 @@ def test_other_ways_of_drafting_have_no_default_stop(by_default):
         assert call.choice.num_assistant_tokens == 5
 
 
-def test_what_one_call_learnt_is_not_in_the_next():
-    target = tiny()
-    options = GREEDY | {"input_ids": prompt(), "assistant_model": noisy_copy(target, 0.02), "lossy_mode": "lossless"}
-    config = {"stop_drafting": {"by": "entropy", "threshold": 0.3, "step": 1.0}}
-    first, second = (target.generate(**options, lossy_config=config) for _ in range(2))
-    assert first.lossy_stats.trace == second.lossy_stats.trace
-
-
 @pytest.mark.parametrize(
     ("named", "value"),
     [
-        ("`by`", {}), ("'entropy'", {"by": "entropie"}), ("'threshold'", {"by": "entropy", "treshold": 0.4}),
-        ("'current'", {"by": "entropy", "current": 0.4}), ("`threshold`", {"by": "entropy", "threshold": 1.5}),
-        ("`scale`", {"by": "entropy", "scale": -1}), ("`threshold`", {"by": "confidence", "threshold": True}),
-        ("'stop_drafting'", 0.4),
+        ("`by`", {}), ("'acceptance'", {"by": "acceptence"}), ("'threshold'", {"by": "acceptance", "treshold": 0.4}),
+        ("`threshold`", {"by": "acceptance", "threshold": 1.5}), ("'stop_drafting'", 0.4),
+        ("`threshold`", {"by": "confidence", "threshold": True}),
     ],
 )  # fmt: skip
 def test_what_is_no_setting_is_refused(named, value):
@@ -222,7 +187,7 @@ def test_what_is_no_setting_is_refused(named, value):
     [
         ({"assistant_model": None, "prompt_lookup_num_tokens": 3}, ["`stop_drafting`", "`assistant_model`"]),
         ({"assistant_confidence_threshold": 0.4}, ["`assistant_confidence_threshold`", "`stop_drafting`"]),
-        ({"lossy_config": {"stop_drafting": {"by": "entropy"}, "tree": {}}}, ["`stop_drafting`", "`tree`"]),
+        ({"lossy_config": {"stop_drafting": {"by": "acceptance"}, "tree": {}}}, ["`stop_drafting`", "`tree`"]),
     ],
 )
 def test_what_does_not_go_together_is_refused(keywords, words):
@@ -231,62 +196,12 @@ def test_what_does_not_go_together_is_refused(keywords, words):
         "input_ids": prompt(),
         "assistant_model": target,
         "lossy_mode": "lossless",
-        "lossy_config": {"stop_drafting": {"by": "entropy"}},
+        "lossy_config": {"stop_drafting": {"by": "acceptance"}},
     }
     with pytest.raises((LossyUnsupportedError, LossyValueError)) as error:
         target.generate(**GREEDY | options | keywords)
     for word in words:
         assert word in str(error.value)
-
-
-@pytest.fixture(scope="module")
-def noisy() -> Models:
-    target = tiny()
-    return Models(target, noisy_copy(target, 0.01))
-
-
-@pytest.fixture(scope="module")
-def head(noisy) -> VerifierHead:
-    """A head that finds most tokens acceptable, and few of them surely."""
-    return verifier_for(noisy, bias=2.0, scale=2.0)
-
-
-@torch.no_grad()
-def test_a_head_s_acceptance_ends_a_draft_by_the_states_that_predicted_its_tokens(noisy, head):
-    stop, ended = HeadStop(0.7, head), set()
-    for seed in range(8):
-        ids = prompt(seed=seed)
-        n = ModelDrafter(noisy.draft, 8, stop=stop, keep_hidden=True).get_candidates(ids)[0].shape[1] - ids.shape[1]
-        drafted = ModelDrafter(noisy.draft, 8).get_candidates(ids)[0]
-        states = noisy.draft.model(drafted).last_hidden_state[0, ids.shape[1] - 1 : -1]
-        product = torch.sigmoid(states @ head.weight.flatten() + head.bias).cumprod(0)
-        assert n == next((i for i, p in enumerate(product.tolist(), start=1) if 1 - p > 0.7), 8)
-        ended.add(n)
-    assert len(ended) > 1
-
-
-def test_a_head_leaves_lossless_text_as_it_is_and_less_is_drafted(noisy, head, tmp_path):
-    head.save_pretrained(tmp_path)
-    settings = {"by": "head", "head": str(tmp_path), "threshold": 0.7}
-    assert_less_is_drafted(noisy.target, {"assistant_model": noisy.draft}, settings)
-
-
-def test_a_head_that_can_not_stop_drafts_is_refused(noisy, head):
-    other = dataclasses.replace(head.config, position="token")
-    reads_on = VerifierHead(other, head.weight.detach(), head.bias.item())
-    for source, words in (
-        (None, ["`head`", "None"]),
-        (7, ["`head`", "VerifierHead", "7"]),
-        (reads_on, ["`position` 'previous'", "'token'"]),
-    ):
-        with pytest.raises(LossyValueError) as error:
-            parse("lossless", {"stop_drafting": {"by": "head", "head": source}})
-        for word in words:
-            assert word in str(error.value)
-    config = {"stop_drafting": {"by": "head", "head": head}}
-    options = GREEDY | {"input_ids": prompt(), "lossy_mode": "lossless", "lossy_config": config}
-    with pytest.raises(LossyValueError, match="trained for the target"):
-        noisy.target.generate(**options, assistant_model=tiny("gpt2"))
 
 
 def test_lengths_by_name():

@@ -127,7 +127,6 @@ def test_the_model_s_cache_has_what_was_looked_up(architecture: str, batched: bo
 
 DRAFTERS = {
     "a worse model": lambda target: {"assistant_model": noisy_copy(target, noise=0.3)},
-    "its first layer": lambda target: {"assistant_early_exit": 1},
     "an EAGLE-3 head": lambda target: {"assistant_model": random_head()},
     "a schedule": lambda target: {"assistant_model": noisy_copy(target), "num_assistant_tokens_schedule": "heuristic"},
     "compiled": lambda target: {"assistant_model": noisy_copy(target), "cache_implementation": "static"},

@@ -124,13 +124,17 @@ def test_refused_before_any_forward(case: str):
     assert not forwards
 
 
-def test_a_quantised_cache_of_unknown_layers_is_refused():
+def test_quantised_caches_are_refused_before_any_forward():
     class Quantised(QuantizedCache):
         def __init__(self):
             self.layers = [DynamicLayer()]
 
-    with pytest.raises(LossyError, match=r"Quantised.*DynamicLayer.*dynamic"):
-        TARGET.generate(input_ids=prompt(), assistant_model=DRAFT, lossy_mode="lossless", **{CACHE: Quantised()})
+    for asked, remedy in (
+        ({CACHE: Quantised()}, "use a dynamic cache"),
+        ({"cache_implementation": "quantized", "cache_config": {"backend": "fp8"}}, "asks for it; leave it out"),
+    ):
+        with pytest.raises(LossyError, match=rf"rounds tokens together.*{remedy}"):
+            TARGET.generate(input_ids=prompt(), assistant_model=DRAFT, lossy_mode="lossless", **asked)
 
 
 def test_models_that_can_t_run_over_trees_are_refused():

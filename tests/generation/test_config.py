@@ -79,8 +79,8 @@ RUN_SETTINGS = st.fixed_dictionaries(
         "budget": st.floats(0, 1),
         "scope": st.sampled_from(["thinking", {"start": "<a, b", "end": [1, 2]}, {"except": [["<a", 3]]}]),
         "strict_on_quotes": st.integers(1, 9),
-        "tree": st.sampled_from([{"depth": 3}, {"nodes": "auto"}, {"branches": [4, 2]}]),
-        "stop_drafting": st.sampled_from([{"by": "entropy", "scale": 0.5}, {"by": "acceptance"}]),
+        "tree": st.sampled_from([{"depth": 3}, {"nodes": "auto"}]),
+        "stop_drafting": st.sampled_from([{"by": "confidence", "threshold": 0.5}, {"by": "acceptance"}]),
     },
 )
 

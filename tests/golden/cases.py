@@ -143,7 +143,6 @@ def _drafters() -> Iterator[Case]:
         ("gpt2", "lookup"): silent[:4],
         ("mistral", "lookup"): silent[1:4],
         ("words", "words"): reading,
-        ("shallow", "early-exit"): ("lossless", "dropmatch", "ears-bold", "topk-bold"),
         ("smaller", "assistant"): reading,
         ("larger", "assistant"): reading,
         ("llama", "own"): silent[:5],
@@ -197,7 +196,6 @@ def _compiled() -> Iterator[Case]:
     for where in ("mistral", "gemma3", "gpt2"):
         yield Case(f"compiled/{where}/lookup", where, "lookup", "dropmatch-naive", options=options, **compile)
     yield Case("compiled/lookup", "arithmetic", "lookup", "topk", options=options, **compile)
-    yield Case("compiled/early exit", "shallow", "early-exit", options=options, **compile)
     yield Case("compiled/confidence", options=options | {"assistant_confidence_threshold": 0.3}, **compile)
     yield Case("compiled/outputs", options=options | {"output_scores": True, "output_logits": True}, **compile)
     yield Case("compiled/processors", options=options | {"repetition_penalty": 1.3}, **compile)

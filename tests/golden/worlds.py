@@ -316,7 +316,6 @@ DRAFTERS: Mapping[str, Callable[[World], dict[str, Any]]] = {
     "words": lambda w: {
         "assistant_model": w.draft, "tokenizer": w.tokenizers[0], "assistant_tokenizer": w.tokenizers[1],
     },
-    "early-exit": lambda w: {"assistant_early_exit": 1},
     "own": lambda w: _own(w, drawn=False),
     "own-drawn": lambda w: _own(w, drawn=True),
     "own instance": lambda w: {"candidate_generator": OwnDrafter(w.draft, 39, drawn=False)},

@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import copy
-import json
-
 import pytest
 import torch
-from safetensors.torch import load_file
 from torch import nn
-from transformers import BioGptConfig, BioGptForCausalLM
 
 from hf_lossy_assist import (
     LossyUnsupportedError,
@@ -17,9 +12,7 @@ from hf_lossy_assist import (
     enable,
     last_stats,
     pairs,
-    prepack,
     quantize_draft,
-    save_int8_draft,
 )
 from hf_lossy_assist.compat import sums_overflow
 from hf_lossy_assist.models import quantised
@@ -192,75 +185,3 @@ def test_what_cannot_be_quantised_is_refused(pair: pairs.Pair, tmp_path):
     ):
         with pytest.raises(error, match=named):
             call()
-
-
-def _saved(draft, folder, **settings) -> tuple[dict[str, torch.Tensor], dict]:
-    save_int8_draft(draft, folder, **settings)
-    return load_file(folder / "model.safetensors"), json.loads((folder / "config.json").read_text())
-
-
-def _check_rounding(saved: dict[str, torch.Tensor], own: dict[str, torch.Tensor]) -> set[str]:
-    """Compare rounded weights with the nearest of 255 levels, all others with what they were; return the former."""
-    saved = dict(saved)
-    names = {name for name in saved if saved[name].dtype is torch.int8}
-    for name in names:
-        scale, exact = saved.pop(f"{name}_scale"), own[name].float()
-        assert scale.dtype == torch.float32
-        size = exact.abs().amax(1)
-        assert torch.allclose(scale[:, 0], torch.where(size > 0, size / 127, 1.0))
-        assert ((saved.pop(name) * scale - exact).abs() <= 0.501 * scale).all()
-    assert all(torch.equal(value, own[name]) for name, value in saved.items())
-    return names
-
-
-def _untied(draft):
-    draft = copy.deepcopy(draft)
-    draft.lm_head.weight = nn.Parameter(draft.lm_head.weight * torch.linspace(0.5, 1.5, 128))
-    draft.config.tie_word_embeddings = False
-    return draft
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("change", [copy.deepcopy, _untied])
-def test_a_saved_draft_has_every_weight_at_the_nearest_of_255_levels(pair: pairs.Pair, change, dtype, tmp_path):
-    draft = change(pair.draft).to(dtype)
-    saved, described = _saved(draft, tmp_path)
-    own, tied = draft.state_dict(), draft.config.tie_word_embeddings
-    assert _check_rounding(saved, own) == {name for name in own if name.endswith(("_proj.weight", "lm_head.weight"))}
-    assert set(own) == {name for name in saved if not name.endswith("_scale")}
-    assert not described["tie_word_embeddings"]
-    assert (described["quantization_config"]["quant_method"], described["quantization_config"]["ignore"]) == (
-        "compressed-tensors",
-        [],
-    )
-    assert draft.config.tie_word_embeddings is tied
-    assert getattr(draft.config, "quantization_config", None) is None
-
-
-@pytest.mark.parametrize("change", [copy.deepcopy, _untied])
-def test_a_saved_draft_may_keep_its_head(pair: pairs.Pair, change, tmp_path):
-    draft = change(pair.draft)
-    saved, described = _saved(draft, tmp_path, lm_head=False)
-    own, tied = draft.state_dict(), draft.config.tie_word_embeddings
-    assert _check_rounding(saved, own) == {name for name in own if name.endswith("_proj.weight")}
-    assert ("lm_head.weight" in saved) is not tied
-    assert described["tie_word_embeddings"] is tied
-    assert described["quantization_config"]["ignore"] == ["lm_head"]
-    [group] = described["quantization_config"]["config_groups"].values()
-    assert group["targets"] == ["Linear"]
-
-
-@pytest.mark.parametrize("rounds", [True, False])
-def test_a_head_of_any_name_is_found(rounds: bool, tmp_path):
-    sizes = {"vocab_size": 50, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1}
-    draft = BioGptForCausalLM(BioGptConfig(**sizes, num_attention_heads=2))
-    saved, described = _saved(draft, tmp_path, lm_head=rounds)
-    assert ("output_projection.weight" in _check_rounding(saved, draft.state_dict())) is rounds
-    assert described["quantization_config"]["ignore"] == ([] if rounds else ["output_projection"])
-
-
-@pytest.mark.parametrize("change", [quantize_draft, prepack])
-def test_a_packed_draft_can_not_be_saved(pair: pairs.Pair, change, tmp_path):
-    with pytest.raises(LossyUnsupportedError, match="`draft` has to be as loaded"):
-        save_int8_draft(change(pair.draft), tmp_path / "new")
-    assert not (tmp_path / "new").exists()

@@ -22,8 +22,8 @@ from .families import ATTENDING, RECURRENT, family
 from .readers import READERS, SEEING, decoder_of_whisper, inputs_of, reader
 
 ENDS = (None, None, 2, [5, 17, 23, 40], list(range(3, 24)))
-CACHES = ("", "", "", "", "dynamic", "dynamic", "static", "static", "own", "own", "continued", "quantized", "ahead",
-          "prefilled", "prefilled")  # fmt: skip
+CACHES = ("", "", "", "", "dynamic", "dynamic", "static", "static", "own", "own", "continued", "ahead", "prefilled",
+          "prefilled")  # fmt: skip
 OUTPUTS = ("output_scores", "output_logits", "output_hidden_states", "output_attentions")
 # Sums of many experts, and of states of one token after another, come out in another order.
 TIE = 2e-3
@@ -157,7 +157,6 @@ class Call:
             kwargs[CACHE] = filled(self.target, prompts["input_ids"])
         elif self.cache:
             kwargs["cache_implementation"] = self.cache
-            kwargs["cache_config"] = {"backend": "fp8"} if self.cache == "quantized" else None
         out = self.target.generate(**prompts, **kwargs)
         if self.cache != "continued":
             return out
@@ -285,10 +284,7 @@ def _drafting(
 ) -> tuple[dict[str, Any], tuple[PreTrainedModel, ...]]:
     """Choose what drafts, and how much of it."""
     options: dict[str, Any] = {"num_assistant_tokens": r.choice([1, 2, 5, 20, "auto"])}
-    kind = r.choice(["draft", "draft", "draft", "other", "lookup", "early exit"][: 5 if name in READERS else None])
-    if kind == "early exit":
-        layers = r.randrange(1, target.config.num_hidden_layers)
-        return options | {"assistant_early_exit": layers}, (target,)
+    kind = r.choice(["draft", "draft", "draft", "other", "lookup"])
     if kind == "lookup":
         return {"prompt_lookup_num_tokens": r.randint(1, 5)}, (target,)
     other = draft if kind == "draft" else decoder_of_whisper() if name == "whisper" else _pair(_name(r))[1]

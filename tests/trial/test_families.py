@@ -10,12 +10,11 @@ from tests.parity import assert_same_rows
 from tests.tiny_models import padded, prompt
 from tests.trial.calls import TIE
 from tests.trial.drawing import attempt
-from tests.trial.families import ATTENDING, RECURRENT, family
+from tests.trial.families import RECURRENT, family
 
 GREEDY = {"do_sample": False, "max_new_tokens": 10, "eos_token_id": [5, 9, 20, 30], "pad_token_id": 0}
 # Their caches hold more than keys: their first layer doesn't know how long the text is.
 CONVOLVING = ("lfm2", "lfm2_moe")
-OF_EXITS = ("gemma3n_text", "gemma4_text", "gemma3_text", *CONVOLVING)
 
 
 def lossless(target, rows: int, **drafting):
@@ -38,24 +37,11 @@ def assert_refused(target, rows: int, argument: str, **drafting) -> None:
     assert not ours.forwards
 
 
-@pytest.mark.parametrize("rows", [1, 4])
-@pytest.mark.parametrize("name", [name for name in OF_EXITS if name in ATTENDING])
-def test_first_layers_as_a_draft(name: str, rows: int):
-    target, _ = family(name)
-    for layers in range(1, target.config.num_hidden_layers):
-        drafting = {"assistant_early_exit": layers, "num_assistant_tokens": 3}
-        if name not in CONVOLVING or (layers > 1 and not target._is_stateful):
-            assert_same_as_plain(target, rows, **drafting)
-        else:
-            assert_refused(target, rows, "assistant_", **drafting)
-
-
 @pytest.mark.parametrize("name", RECURRENT)
 def test_models_with_recurrent_states(name: str):
     """Each goes on from a copy of its state, by several tokens or by one, or is refused as what it can't be."""
     target, draft = family(name)
     attending, _ = family("llama")
-    assert_refused(target, 1, "assistant_early_exit", assistant_early_exit=1)
     if obstacle_to_rollback(target, several=True) is None:
         assert_same_as_plain(target, 1, assistant_model=draft)
     else:

@@ -13,13 +13,12 @@ from pathlib import Path
 from typing import IO, Any
 
 import torch
-from transformers import PreTrainedModel
 
 from ...compat import ending_tokens
-from ...errors import LossyUnsupportedError, LossyValueError, warn_once
+from ...errors import LossyUnsupportedError, LossyValueError
 from ...evaluation.modes import DecodingMode, Models
 from ...evaluation.requests import PromptBatch, Response
-from ...models.quantised import dtype_of, save_int8_draft
+from ...models.quantised import dtype_of
 
 _LONGEST = 4096
 """Tokens of a text that engines reserve memory for."""
@@ -139,7 +138,6 @@ class VllmEngines:
     python: Path
     threads: int | None = None
     _started: dict[str, Engine] = field(default_factory=dict)
-    _rounds_lm_head: bool = True  # until vLLM refuses that
     _files: tempfile.TemporaryDirectory[str] = field(default_factory=tempfile.TemporaryDirectory)
 
     def __post_init__(self) -> None:
@@ -181,36 +179,19 @@ class VllmEngines:
     def of(self, models: Models, mode: DecodingMode) -> Engine:
         """Return the engine of a mode, started if it is not there yet."""
         settings, files = engine_settings(models, mode), Path(self._files.name)
-        if rounded := mode.gamma is not None and dtype_of(models.draft) is not None:
-            settings["speculative_config"]["model"] = self._rounded(models.draft)
+        if mode.gamma is not None and (dtype := dtype_of(models.draft)) is not None:
+            raise LossyUnsupportedError(
+                f"`draft_dtype` {dtype!r} rounds the draft of this process, but vLLM reads its own from a folder; "
+                "leave it out, or name a folder as `assistant` that llm-compressor has written"
+            )
         if heads := [rule for rule in mode.rules if rule in models.heads]:
             for rule in heads:
                 models.heads[rule].save_pretrained(files / rule)
             settings["additional_config"]["lossy"]["head"] = {rule: str(files / rule) for rule in heads}
         key = json.dumps(settings, sort_keys=True)
         if key not in self._started:
-            try:
-                self._started[key] = Engine(self.python, settings, self.threads)
-            except LossyUnsupportedError as error:
-                if not rounded or not self._rounds_lm_head:
-                    raise
-                self._rounds_lm_head = False
-                warn_once(
-                    "vLLM did not start with a draft whose LM head is rounded, which it can't read of some models; it "
-                    f"is started with the head as it is. {error}"
-                )
-                return self.of(models, mode)
+            self._started[key] = Engine(self.python, settings, self.threads)
         return self._started[key]
-
-    def _rounded(self, draft: PreTrainedModel) -> str:
-        """Return a folder with the weights of a quantised draft, rounded for vLLM."""
-        if (dtype := dtype_of(draft)) != "int8":
-            raise LossyValueError(f"`draft_dtype` has to be int8 in vLLM, but is {dtype!r}; leave it out, or take int8")
-        folder = Path(self._files.name) / ("draft" if self._rounds_lm_head else "draft-without-head")
-        if not folder.exists():
-            loaded = type(draft).from_pretrained(draft.name_or_path, dtype=draft.dtype)
-            save_int8_draft(loaded, folder, lm_head=self._rounds_lm_head)
-        return str(folder)
 
     def respond(self, models: Models, mode: DecodingMode, batch: PromptBatch, max_new_tokens: int) -> Response:
         """Answer a batch in a mode of :meth:`modes`."""

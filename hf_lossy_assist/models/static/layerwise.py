@@ -26,9 +26,6 @@ from .forwards import Compiling, Make, decoder_layers, path_to_decoder, shallow,
 Change = Callable[[nn.Module], Any]
 """Changes a copy of a module, whose attributes, but not its tensors, are its own."""
 
-OWN_ATTENTION: dict[str, Change] = {}
-"""By type of device, what gives a layer's attention a kernel of its own; none before a GPU has measured it."""
-
 _MOST_KINDS = 4  # more are compiled sooner as a whole
 _PLAIN = {int, float, bool, str, type(None)}
 _TOLERANCE = 1e-3  # of the largest logit: the same kernels read the same numbers
@@ -68,8 +65,6 @@ class Compact:
             twin.__dict__["config"] = self._configs.setdefault(id(config), folding(config, self.device))
         if self.tuned and type(twin) is nn.Linear:
             twin.__class__ = FewRowsLinear
-        if self.device in OWN_ATTENTION:
-            OWN_ATTENTION[self.device](twin)
 
 
 def compiling(config: CompileConfig | None) -> Compiling:

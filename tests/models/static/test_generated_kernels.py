@@ -51,12 +51,6 @@ def _a_counter_a_layer(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(layerwise, "is_counted_once", lambda _: False)
 
 
-def _own_attention(patch: pytest.MonkeyPatch) -> None:
-    from hf_lossy_assist.models.static.decoding_kernel import decodes_by_kernel
-
-    patch.setitem(layerwise.OWN_ATTENTION, "cuda", decodes_by_kernel)
-
-
 @dataclass(frozen=True)
 class Way:
     """A way to compile: ``options`` of the user's, None for the package's own, after ``changes`` to the package."""
@@ -78,7 +72,6 @@ WAYS = {
     "+ combo kernels": Way(TUNING | {"combo_kernels": True}, (_a_counter_a_layer, _no_splitting), cases=EXTREMES),
     "+ rows split": Way(None, (_a_counter_a_layer,)),
     "+ one counter: **the default**": Way(),
-    "+ the decoding kernel": Way(None, (_own_attention,)),
     "base, whole": Way(OFF, whole=True),
     "tuning and combo kernels, whole": Way(whole=True),
 }
