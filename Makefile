@@ -32,7 +32,7 @@ help:
 	@echo 'make demo          answer the same questions with the target alone, losslessly and by lossy rules'
 	@echo 'make test          run the tests with the newest transformers'
 	@echo 'make test-oldest   run them with the oldest transformers supported, in an environment of its own'
-	@echo 'make test-core     test what decodes with torch 2.11 and transformers 5.17, without datasets, in an environment of its own'
+	@echo 'make test-core     test what decodes with torch 2.11 and transformers 5.18, without datasets, in an environment of its own'
 	@echo 'make test-newest   test the same with the newest torch, in an environment of its own'
 	@echo 'make test-vllm     run the tests inside vLLM, in an environment of its own'
 	@echo 'make test-structured   test the processors of outlines, xgrammar, llguidance and transformers-cfg'

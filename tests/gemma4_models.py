@@ -6,12 +6,12 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from tests.tiny_models import VOCAB, WINDOWS_ROLL_BACK
+from tests.tiny_models import VOCAB
 
 pytest.importorskip("transformers.models.gemma4_assistant", reason="no Gemma 4 assistants in this version")
 from transformers import Gemma4AssistantConfig, Gemma4AssistantForCausalLM, Gemma4ForCausalLM, Gemma4TextConfig
 
-WINDOW = 8 if WINDOWS_ROLL_BACK else 200
+WINDOW = 8
 
 
 def text_config(layers: int, shared: int, **values) -> Gemma4TextConfig:

@@ -23,14 +23,11 @@ from transformers import (
     Qwen3Config,
     Qwen3ForCausalLM,
 )
-from transformers.cache_utils import DynamicSlidingWindowLayer
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from hf_lossy_assist.compat import CACHE
 
 VOCAB = 64
-WINDOWS_ROLL_BACK = hasattr(DynamicSlidingWindowLayer, "activate_past_recording")
-"""Whether a cache layer that keeps only a sliding window can be rolled back; in transformers 5.14 it can't."""
 
 _COMMON = {
     "vocab_size": VOCAB,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import functools
 import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -45,28 +44,6 @@ class FixedLayer(DynamicLayer):
 
     def crop(self, max_length: int) -> None:
         return
-
-
-_SLIDING_LAYERS_ROLL_BACK = hasattr(DynamicSlidingWindowLayer, "activate_past_recording")
-
-
-def slides_badly(model: PreTrainedModel) -> bool:
-    """Tell whether transformers' own assisted generation fails on a model's sliding windows: in 5.17."""
-    if not _windows_outgrow_masks():
-        return False
-    layers = DynamicCache(config=model.config.get_text_config(decoder=True)).layers
-    return any(isinstance(layer, DynamicSlidingWindowLayer) for layer in layers)
-
-
-@functools.cache
-def _windows_outgrow_masks() -> bool:
-    """Tell whether layers that record return more keys than they tell the mask of."""
-    if not _SLIDING_LAYERS_ROLL_BACK:
-        return False
-    layer, states = DynamicSlidingWindowLayer(2), torch.zeros(1, 1, 1, 1)
-    layer.activate_past_recording()
-    seen = [(layer.get_mask_sizes(1)[0], layer.update(states, states)[0].shape[-2]) for _ in range(4)]
-    return any(told != returned for told, returned in seen)
 
 
 def new_cache(model: PreTrainedModel, like: Cache | None = None) -> Cache:
@@ -145,13 +122,7 @@ def counts_tokens(model: PreTrainedModel) -> bool:
 
 
 def ready_for_rollback(model: PreTrainedModel, cache: Any) -> None:
-    """Let a cache keep what a rollback must not remove.
-
-    ``generate()``'s own empty cache keeps all tokens if this version can't roll it back otherwise.
-    """
-    fresh = type(cache) is DynamicCache and not belongs_to_user(cache)
-    if fresh and not _SLIDING_LAYERS_ROLL_BACK:
-        _keep_everything(cache)
+    """Let a cache keep what a rollback must not remove."""
     if isinstance(cache, DynamicCache):
         _fix_layers(model, cache)
 
@@ -235,14 +206,8 @@ def stop_recording(cache: Cache, recorded: Sequence[bool | None] = ()) -> None:
 
 def rollback(cache: Cache, tokens: int) -> None:
     """Forget the last ``tokens`` tokens. Call it with 0 too: recording layers then shrink to their window."""
-    if tokens > 0 or (_SLIDING_LAYERS_ROLL_BACK and cache.get_seq_length() > 0):
-        own = getattr(cache, "self_attention_cache", cache)
-        if _SLIDING_LAYERS_ROLL_BACK:
-            own.crop(-tokens)
-            return
-        for layer in own.layers:  # this version makes as many as the encoder has, and can't crop empty ones
-            if layer.get_seq_length():
-                layer.crop(-tokens)
+    if tokens > 0 or cache.get_seq_length() > 0:
+        text_cache(cache).crop(-tokens)
 
 
 def obstacle_in_cache(model: PreTrainedModel, cache: Any) -> str | None:
@@ -255,18 +220,7 @@ def obstacle_in_cache(model: PreTrainedModel, cache: Any) -> str | None:
         return obstacle_in_cache(model, cache.self_attention_cache)
     if not isinstance(cache, DynamicCache):
         return f"a {type(cache).__name__} is not a DynamicCache"
-    if has_recurrent_state(model):
-        return None
-    sliding = [layer for layer in cache.layers if isinstance(layer, DynamicSlidingWindowLayer)]
-    if sliding and not _SLIDING_LAYERS_ROLL_BACK:
-        return "this version of transformers can't roll back a sliding window; upgrade to 5.17 or newer"
     return None
-
-
-def mark_user_cache(cache: Any) -> None:
-    """Mark a cache passed to ``generate()``; newer versions do it themselves."""
-    if isinstance(cache, Cache):
-        cache._is_user_defined = True
 
 
 def belongs_to_user(cache: Any) -> bool:

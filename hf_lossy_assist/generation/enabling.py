@@ -16,7 +16,7 @@ from transformers import GenerationMixin, PreTrainedModel
 
 from .. import compat
 from ..core.statistics import CollectedStats, LossyStats
-from ..errors import LossyError, LossyUnsupportedError, LossyValueError, nearest, warn_once
+from ..errors import LossyError, LossyUnsupportedError, LossyValueError, nearest
 from .config import FIELDS, LossyConfig, guarded
 from .drafter_choice import DRAFTERS, DRAFTING
 from .lossy_call import LossyCall
@@ -172,12 +172,6 @@ def _checked(model: Any, defaults: dict[str, Any]) -> list[dict[str, Any]]:
     if defaults and "lossy_mode" in merged:
         device = "cpu" if inner is None else compat.device_of(inner)
         LossyConfig.from_fields(*(merged.get(name) for name in FIELDS), device=device)
-    if inner is not None and compat.slides_badly(inner):
-        version = compat.versions_of("transformers")["transformers"]
-        warn_once(
-            f"transformers {version} fails in assisted generation once a text of {type(inner).__name__} fills its "
-            "sliding window; calls with a `lossy_mode` are right, others need transformers 5.18 or newer"
-        )
     return layers
 
 
@@ -289,7 +283,6 @@ def _wrap_generate(original: Callable[..., Any]) -> Callable[..., Any]:
             call = LossyCall.from_keywords(self, arguments, _add_defaults(self, arguments))
         else:
             call = call.with_inputs(arguments)
-        compat.mark_user_cache(compat.cache_of(arguments))
         outer = _pending.get()
         try:
             # None for an ordinary call, which a streamer may make while a lossy call is being prepared.

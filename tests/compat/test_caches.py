@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import warnings
-
 import pytest
 import torch
 from transformers import CONFIG_MAPPING, DynamicCache, EncoderDecoderCache, StaticCache
-from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
-import hf_lossy_assist
-from hf_lossy_assist.compat import attention_windows, caches, new_cache, rollback, text_cache
+from hf_lossy_assist.compat import attention_windows, new_cache, rollback, text_cache
 from tests.encoder_decoders import made
 from tests.tiny_models import tiny
 from tests.trial.families import family
@@ -44,24 +40,6 @@ def test_a_decoder_with_an_encoder_has_a_new_cache_for_both():
     assert type(cache) is EncoderDecoderCache
     assert type(text_cache(cache)) is DynamicCache
     assert attention_windows(model, cache) == [None, None]
-
-
-@pytest.mark.parametrize("bad", [False, True])
-@pytest.mark.parametrize("architecture", ["mistral", "llama"])
-def test_enabling_names_a_version_whose_windows_outgrow_their_masks(architecture: str, bad: bool, monkeypatch):
-    """A window that records returns more keys than its mask has columns: transformers 5.17."""
-    if not hasattr(DynamicSlidingWindowLayer, "activate_past_recording"):
-        pytest.skip("this version records no windows")
-    caches._windows_outgrow_masks.cache_clear()
-    if bad:
-        monkeypatch.setattr(DynamicSlidingWindowLayer, "update", DynamicLayer.update)
-        monkeypatch.setattr(DynamicSlidingWindowLayer, "get_mask_sizes", lambda layer, query: (1 + query, 0))
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        hf_lossy_assist.enable(tiny(architecture))
-    caches._windows_outgrow_masks.cache_clear()
-    said = [str(each.message) for each in caught if "sliding window" in str(each.message)]
-    assert len(said) == (bad and architecture == "mistral")
 
 
 def test_layers_that_hold_nothing_stay_empty_where_others_are_rolled_back():

@@ -22,7 +22,6 @@ from tests.tiny_models import (
     ARCHITECTURES,
     LENGTHS,
     VOCAB,
-    WINDOWS_ROLL_BACK,
     constant,
     noisy_copy,
     padded,
@@ -207,7 +206,7 @@ def test_caches_stay_as_narrow_as_the_texts():
     assert ours.lossy_stats.acceptance_rate < 0.5
     for width, layers in widest:
         assert width <= max(LENGTHS) + TOKENS + 4
-        widest_layer = max(8 + 4, max(LENGTHS) + 4) if WINDOWS_ROLL_BACK else width
+        widest_layer = max(8 + 4, max(LENGTHS) + 4)
         assert max(layers) <= widest_layer, "rejected and out-of-window states stay behind"
 
 

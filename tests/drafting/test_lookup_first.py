@@ -18,7 +18,7 @@ from tests.eagle3_heads import random_head
 from tests.encoder_decoders import made
 from tests.families import family, has_family
 from tests.parity import TIE, assert_lossless
-from tests.tiny_models import ARCHITECTURES, WINDOWS_ROLL_BACK, constant, noisy_copy, padded, prompt, tiny
+from tests.tiny_models import ARCHITECTURES, constant, noisy_copy, padded, prompt, tiny
 from tests.two_tokenizers import BOTH, prompts
 from tests.two_tokenizers import pair as pair_of_tokenizers
 
@@ -98,16 +98,10 @@ def rounds(monkeypatch) -> list[tuple[list[bool], torch.Tensor, torch.Tensor]]:
     return seen
 
 
-def skip_windows(architecture: str) -> None:
-    if architecture in ("mistral", "gemma3") and not WINDOWS_ROLL_BACK:
-        pytest.skip("sliding windows can't be rolled back in this version")
-
-
 @pytest.mark.parametrize("batched", [False, True])
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_the_model_s_cache_has_what_was_looked_up(architecture: str, batched: bool, rounds, monkeypatch):
     """What it drafts is what it says without a cache, also after rounds in which some rows, or all, looked up."""
-    skip_windows(architecture)
     monkeypatch.setattr(_Row, "promises_more", sometimes)
     monkeypatch.setattr(lookup_first, "SHORTEST", 1)  # nothing in an untrained model's text repeats for long
     target = tiny(architecture)

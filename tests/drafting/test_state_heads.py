@@ -30,7 +30,7 @@ from tests.families import CONFIGS, family, has_family
 from tests.graphs import Backend, Recorder, record
 from tests.mtp_checkpoints import FAMILIES, loaded, write
 from tests.parity import assert_lossless, assert_same_text
-from tests.tiny_models import VOCAB, WINDOWS_ROLL_BACK, padded, prompt, resized, tiny
+from tests.tiny_models import VOCAB, padded, prompt, resized, tiny
 
 ENDS = [9, 20, 30]
 INPUTS = {
@@ -194,7 +194,7 @@ def test_dflash_drafts_for_targets_with_recurrent_states(name, replay, compared,
     assert len(lengths) > 10
 
 
-@pytest.mark.parametrize("name", ["llama", *HYBRIDS[:1], *(["mistral"] if WINDOWS_ROLL_BACK else [])])
+@pytest.mark.parametrize("name", ["llama", *HYBRIDS[:1], "mistral"])
 def test_dflash_goes_on_from_a_cache_that_holds_the_beginning(name, compared):
     """The states of the beginning are unknown, so the head says what it would say if nothing stood before."""
     target = family(name) if name in CONFIGS else tiny(name)

@@ -12,7 +12,7 @@ from hf_lossy_assist.core.texts import Texts
 from hf_lossy_assist.models.cache_rows import movable, move_cache
 from tests.decoding.fixtures import PAD, longer, random_round, random_tokens, rectangle
 from tests.models.references import TOLERANCE, assert_last_logits, inputs_of, states_of
-from tests.tiny_models import WINDOWS_ROLL_BACK, tiny
+from tests.tiny_models import tiny
 
 WINDOW = 8
 KINDS = {
@@ -60,8 +60,7 @@ def test_keys_values_and_the_next_forward_s_logits(architecture: str, seed: int)
                         wanted = states[kind][:, [slot - padding for slot in real]]
                         torch.testing.assert_close(row[:, held - len(real) :], wanted, **TOLERANCE)
     assert moves > 2
-    if WINDOWS_ROLL_BACK:
-        assert {type(layer) for layer in cache.layers} == KINDS[architecture]
+    assert {type(layer) for layer in cache.layers} == KINDS[architecture]
 
 
 def test_which_caches_can_be_moved():
