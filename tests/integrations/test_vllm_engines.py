@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -15,12 +14,11 @@ from hf_lossy_assist.cli import app
 from hf_lossy_assist.evaluation.evaluation import Evaluation
 from hf_lossy_assist.evaluation.modes import Models, parse_modes
 from hf_lossy_assist.evaluation.requests import batches_of
-from hf_lossy_assist.integrations.vllm import engines as module
 from hf_lossy_assist.integrations.vllm.engines import Engine, VllmEngines, engine_settings, request_of
 
 PYTHON = Path(sys.executable)
 # Each token is the number of the prompt's tokens. Of five, the prompt's round gives the first, and a draft that is kept
-# whole the others. A rule in `extra_args` alone kept one of these.
+# whole the others.
 STAND_IN = """
 from types import SimpleNamespace as Is
 print("a line of vLLM's own")
@@ -32,9 +30,7 @@ class LLM:
         print("another")
         if parameters.given.get("extra_args", {}).get("lossy_mode") == "fly":
             raise ValueError("no `fly` here")
-        metrics, rule = Is(histogram=[0, 0, 0, 0, 1], num_draft_tokens=4), "extra_args" in parameters.given
-        if rule:
-            metrics.lossy = {"accepted": 3, "accepted_lossy": 1}
+        metrics = Is(histogram=[0, 0, 0, 0, 1], num_draft_tokens=4)
         metrics = metrics if "speculative_config" in self.given else None
         tokens = [[len(p["prompt_token_ids"])] * parameters.given["max_tokens"] for p in prompts]
         return [Is(outputs=[Is(token_ids=own, spec_decode_metrics=metrics)]) for own in tokens]
@@ -71,7 +67,7 @@ def test_a_comparison_of_both_engines(models):
             refused.engine.respond(models, refused, batches[0], 5)
         processes = [engine._process for engine in engines._started.values()]
     assert [process.poll() for process in processes] == [0, 0]  # rules share the engine of their draft length
-    assert both.work == [(2, 4, 1)] * 2
+    assert both.work == [(2, 4, 0)] * 2
     assert [*result.modes] == ["plain", "vLLM: plain", "vLLM: its own lossless@4"]
     drafted = result.modes["vLLM: its own lossless@4"]
     assert (drafted.mean_accepted, drafted.tokens_per_round) == (2.0, 2.5)
@@ -114,39 +110,11 @@ def test_settings_and_requests(models):
 
 
 @pytest.mark.usefixtures("_stand_in")
-def test_a_quantised_draft_is_rounded_for_vllm_too(models, monkeypatch):
-    seen = []
-    monkeypatch.setattr(module, "Engine", lambda python, settings, threads: seen.append(settings))
+def test_a_draft_that_was_rounded_here_is_refused(models):
     [mode] = parse_modes("topk@4", 5)
-    with VllmEngines(PYTHON) as engines:
-        for gamma in (3, 4):
-            engines.of(replace(models, draft=quantize_draft(models.draft)), replace(mode, gamma=gamma))
-        folders = [Path(settings["speculative_config"]["model"]) for settings in seen]
-        assert folders[0] == folders[1]
-        assert "quantization_config" in json.loads((folders[0] / "config.json").read_text())
-        with pytest.raises(LossyValueError, match="has to be int8 in vLLM, but is 'int4'"):
-            engines.of(replace(models, draft=quantize_draft(models.draft, "int4")), mode)
-        engines._started.clear()
-    assert not folders[0].exists()
-
-
-@pytest.mark.usefixtures("_stand_in")
-def test_a_head_that_vllm_can_t_read_rounded_stays_as_it_is(models, monkeypatch):
-    def start(python: Path, settings: dict, threads: int | None) -> dict:
-        config = json.loads((Path(settings["speculative_config"]["model"]) / "config.json").read_text())
-        if not config["quantization_config"]["ignore"]:
-            raise LossyUnsupportedError("vLLM's process ended")
-        return settings
-
-    monkeypatch.setattr(module, "Engine", start)
-    [mode] = parse_modes("topk@4", 5)
-    quantised = replace(models, draft=quantize_draft(models.draft))
-    with VllmEngines(PYTHON) as engines:
-        with pytest.warns(UserWarning, match="started with the head as it is. vLLM's process ended"):
-            assert engines.of(quantised, mode) is engines.of(quantised, mode)
-        engines.of(quantised, replace(mode, gamma=3))
-        assert len(engines._started) == 2
-        engines._started.clear()
+    refused = pytest.raises(LossyUnsupportedError, match=r"`draft_dtype` 'int8'.*leave it out")
+    with VllmEngines(PYTHON) as engines, refused:
+        engines.of(replace(models, draft=quantize_draft(models.draft)), mode)
 
 
 @pytest.mark.parametrize("mode", ["draft", "lossless@auto"])

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import functools
 import json
+import re
+import sys
+from contextlib import nullcontext
+from types import ModuleType
 from typing import Any
 
 import pytest
 
 from hf_lossy_assist.acceptors import AllOf, TopK, Typical
-from hf_lossy_assist.errors import LossyError, LossyValueError
+from hf_lossy_assist.errors import LossyError, LossyUnsupportedError, LossyValueError
+from hf_lossy_assist.integrations.vllm.plugin import check_version
 from hf_lossy_assist.integrations.vllm.settings import Drafting, EngineSettings
 from hf_lossy_assist.pairs import hub_cards
 
@@ -144,3 +149,14 @@ def test_a_limit_by_the_text_needs_texts_on_the_host(config: dict):
     ahead = Drafting("draft_model", 5, keeps_probs=False, texts_on_host=False)
     with pytest.raises(LossyError, match=f"`{next(iter(config))}` .*no-async-scheduling"):
         EngineSettings.read({"mode": "typical", "config": config}, ahead)
+
+
+@pytest.mark.parametrize(
+    ("version", "known"), [("0.32.0+cpu", True), ("0.33.1", True), ("0.34.0", False), ("0.3", False)]
+)
+def test_other_versions_of_vllm_are_refused(version: str, known: bool, monkeypatch):
+    vllm = ModuleType("vllm")
+    vllm.__version__ = version
+    monkeypatch.setitem(sys.modules, "vllm", vllm)
+    with nullcontext() if known else pytest.raises(LossyUnsupportedError, match=re.escape(version)):
+        check_version()

@@ -14,19 +14,19 @@ import time
 from typing import Any
 
 
-def work(output: Any) -> tuple[int, int, int, int]:
-    """Return a text's rounds, its tokens that were drafted, how many of these only a lossy rule kept, and all drafted.
+def work(output: Any) -> tuple[int, int, int]:
+    """Return a text's rounds, its tokens that were drafted, and all drafted ones.
 
     The first round reads the prompt, without a draft. Drafted tokens beyond a text's end are not the text's.
     """
     count, metrics = len(output.token_ids), getattr(output, "spec_decode_metrics", None)
     if metrics is None:
-        return count, 0, 0, 0
+        return count, 0, 0
     rounds = 1 + sum(metrics.histogram)
     accepted = sum(kept * times for kept, times in enumerate(metrics.histogram))
     # The last round may end in a drafted token; the others each have one of the target's own.
     accepted = min(accepted, count - rounds + 1)
-    return rounds, accepted, getattr(metrics, "lossy", {}).get("accepted_lossy", 0), metrics.num_draft_tokens
+    return rounds, accepted, metrics.num_draft_tokens
 
 
 def answer(engine: Any, parameters: Any, request: dict[str, Any]) -> dict[str, Any]:

@@ -198,7 +198,7 @@ class VllmEngines:
         engine = self.of(models, mode)
         reply = engine.ask(request_of(models, mode, batch, max_new_tokens))
         rows = [torch.tensor(row, dtype=torch.long) for row in reply["tokens"]]
-        work = [(rounds, kept, lossy) for rounds, kept, lossy, _ in reply["work"]]
+        work = [(rounds, kept, 0) for rounds, kept, _ in reply["work"]]
         return Response(rows, reply["seconds"], work, [drafted for *_, drafted in reply["work"]])
 
 

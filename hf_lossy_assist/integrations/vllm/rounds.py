@@ -1,6 +1,6 @@
 """One step of an engine, decided by rules: flat rows become a verification, and the decision becomes the step's output.
 
-Requests are sorted by rule before, and counted after it. Random numbers follow from a request's seed and a position in
+Requests are sorted by rule before. Random numbers follow from a request's seed and a position in
 its text, and from nothing else.
 
 Notation: ``B`` requests, ``T`` drafted tokens of all requests one after the other, ``V`` vocabulary, ``n`` the longest
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from math import prod
 from typing import Any
@@ -25,17 +25,11 @@ from ...core.distributions import Randomness
 from ...core.limits import BoundLimits
 from ...core.messages import Decision, Verification
 from ...core.shapes import Chain
-from ...errors import warn_once
 from ...generation.config import LossyConfig
 from .settings import EngineSettings
 
 NOTHING = -1
 """Where a request's output has no token."""
-
-UNDRAWN = (
-    "no token can be drawn in some rounds, because the target's probabilities are infinite, NaN or all zero; their "
-    "texts have token 0 there, counted as `undrawn`"
-)
 
 _MIX = (-0x40A7B892E31B1A47, -0x6B2FB644ECCEEE15)  # SplitMix64's factors as signed numbers
 _STEP = -0x61C8864680B583EB
@@ -295,8 +289,7 @@ def decide_group(group: Group, step: EngineStep, tables: Tables) -> tuple[Tensor
     ends = decision.next_token
     if step.bonus is not None:
         ends = torch.where(decision.n_accepted == lengths, step.bonus[group.index].long(), ends)
-    decision = replace(decision, next_token=ends)
-    ends = ends.clamp(min=0)  # where nothing could be drawn, which is counted
+    ends = ends.clamp(min=0)  # where nothing can be drawn, since the target's probabilities are infinite or NaN
     output = torch.cat([tokens, tokens.new_full((len(tokens), 1), NOTHING)], dim=-1)
     return output.scatter_(-1, decision.n_accepted[:, None], ends[:, None]), decision
 
@@ -334,61 +327,3 @@ def _lossless_positions(group: Group, step: EngineStep, v: Verification, tables:
         prompts = committed.masked_fill(torch.arange(committed.shape[1], device=ends.device) >= ends[:, None], NOTHING)
         text = torch.cat([committed, v.tokens], dim=-1)
     return group.limits.lossless_positions(text, v.shape, generated, tables.lossy[group.slots], prompts)
-
-
-@dataclass(eq=False)
-class RoundCounts:
-    """The drafted tokens that a group's requests kept in one step, on their way to the host.
-
-    ``packed`` ``(G, 2 + M · n)`` holds how many tokens stay and whether the next one could not be drawn, then one mask
-    for the lossless rule and one for each rule.
-    """
-
-    requests: list[str]
-    drafted: list[int]
-    rules: tuple[str, ...]
-    packed: Tensor
-
-    @classmethod
-    def of(cls, decision: Decision, requests: list[str], drafted: list[int]) -> RoundCounts:
-        masks = [decision.lossless, *decision.kept_by.values()]
-        ends = [decision.n_accepted[:, None], decision.next_token[:, None] < 0]
-        packed = torch.cat([*ends, *masks], dim=-1).to(torch.int16)
-        if packed.is_cuda:
-            # The engine waits for its own copy of the tokens, which comes later on the same stream.
-            packed = torch.empty(packed.shape, dtype=packed.dtype, pin_memory=True).copy_(packed, non_blocking=True)
-        return cls(requests, drafted, tuple(decision.kept_by), packed)
-
-    def by_request(self) -> dict[str, RequestRound]:
-        n = (self.packed.shape[1] - 2) // (1 + len(self.rules))
-        rounds = {}
-        for request, drafted, row in zip(self.requests, self.drafted, self.packed.tolist(), strict=True):
-            kept, undrawn, *masks = row
-            lossless, *by_rule = (masks[i * n : (i + 1) * n] for i in range(1 + len(self.rules)))
-            kept_by = dict(zip(self.rules, by_rule, strict=True))
-            rounds[request] = RequestRound(drafted, kept, lossless, kept_by, undrawn)
-            if undrawn:
-                warn_once(UNDRAWN)
-        return rounds
-
-
-@dataclass(frozen=True)
-class RequestRound:
-    """One request's round: tokens drafted and kept, and 0 or 1 per drafted token for the lossless rule and for each."""
-
-    drafted: int
-    kept: int
-    lossless: list[int]
-    kept_by: dict[str, list[int]]
-    undrawn: int = 0  # whether the token after the kept ones is token 0, because no other could be drawn
-
-    def add_to(self, totals: dict[str, Any], committed: int) -> None:
-        """Add what reached the output: ``committed`` tokens, since a stop may cut a round short."""
-        kept = min(self.kept, committed)
-        counts = {"drafted": self.drafted, "accepted": kept, "accepted_lossy": kept - sum(self.lossless[:kept])}
-        counts["undrawn"] = self.undrawn * (committed > kept)
-        for name, count in counts.items():
-            totals[name] = totals.get(name, 0) + count
-        by_rule = totals.setdefault("accepted_by", {})
-        for rule, mask in self.kept_by.items():
-            by_rule[rule] = by_rule.get(rule, 0) + sum(mask[:kept])

@@ -1,4 +1,4 @@
-"""The common part of the samplers of both model runners: requests by rule, tables, the LM head's inputs, and counts."""
+"""The common part of the samplers of both model runners: requests by rule, tables, and the LM head's inputs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 from vllm.utils.torch_utils import async_tensor_h2d
 
 from ....acceptors import DroppedHeads
-from ..rounds import EngineStep, Group, KeyedRandomness, RoundCounts, RunningRequests, Tables, decide_group
+from ..rounds import EngineStep, Group, KeyedRandomness, RunningRequests, Tables, decide_group
 from ..settings import EngineSettings
 
 
@@ -25,7 +25,6 @@ class Rules:
             settings, self.tables, tokenizer, seed, lambda x: async_tensor_h2d(x, runner.device)
         )
         self.states: Tensor | None = None
-        self.counts: list[RoundCounts] = []
         self.head = runner.model.compute_logits
         runner.model.compute_logits = self._compute_logits
 
@@ -33,21 +32,14 @@ class Rules:
         self.states = states
         return self.head(states, *args, **kwargs)
 
-    def decide(self, groups: list[Group], step: EngineStep, ids: list[str], output: Tensor) -> list[Tensor]:
+    def decide(self, groups: list[Group], step: EngineStep, output: Tensor) -> list[Tensor]:
         """Write what the groups keep into ``output`` ``(B, > n)``, and return each group's lengths ``(G,)``."""
         kept = []
         for group in groups:
             tokens, decision = decide_group(group, step, self.tables)
             output[group.index, : tokens.shape[1]] = tokens.to(output.dtype)
-            drafted = [step.counts[row] for row in group.rows]
-            self.counts.append(RoundCounts.of(decision, [ids[row] for row in group.rows], drafted))
             kept.append(decision.n_accepted)
         return kept
-
-    def take_counts(self) -> list[RoundCounts]:
-        """Return what requests kept in the newest step."""
-        counts, self.counts = self.counts, []
-        return counts
 
     def dropped(
         self, rows: Tensor, process: Callable[[Tensor], Tensor], clean: Callable[[], Tensor]

@@ -33,7 +33,6 @@ class LossySamplerV1(RejectionSampler):
 
     def start_step(self) -> None:
         """Say that the batch is about to be decided."""
-        self.rules.take_counts()
         self.proposals.start_step()
 
     def forward(
@@ -64,7 +63,7 @@ class LossySamplerV1(RejectionSampler):
         processed = self._processed(own, metadata, sampling_metadata)
         step = self._step(metadata, draft_probs, processed, bonus.sampled_token_ids, sampling_metadata)
         output = torch.full((len(ids), metadata.max_spec_len + 1), NOTHING, dtype=torch.int32, device=processed.device)
-        self.rules.decide(groups, step, ids, output)
+        self.rules.decide(groups, step, output)
         if others:
             self._decide_others(others, output, step, sampling_metadata)
         logprobs = None

@@ -47,8 +47,7 @@ class LossySamplerV2(RejectionSampler):
         self._start = 0
 
     def start_step(self) -> None:
-        """Forget what the last step kept."""
-        self.rules.take_counts()
+        """Say that the batch is about to be decided."""
 
     def _added(self, index: int, request: Any) -> None:
         length = int(self.runner.req_states.prompt_len.np[index])
@@ -108,7 +107,7 @@ class LossySamplerV2(RejectionSampler):
                 drafted + first, lambda logits: process(logits, drafted), lambda: processed[drafted]
             ),
         )
-        for group, kept in zip(groups, self.rules.decide(groups, step, ids, sampled), strict=True):
+        for group, kept in zip(groups, self.rules.decide(groups, step, sampled), strict=True):
             num_sampled[group.index] = kept.int() + 1
         return processed, sampled, num_sampled
 

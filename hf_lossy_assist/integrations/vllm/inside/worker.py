@@ -43,15 +43,9 @@ class LossyWorker(Worker):
         runner.rejection_sampler = self.lossy = Sampler(runner, settings, tokenizer)
 
     def sample_tokens(self, grammar_output: Any) -> Any:
-        if self.lossy is None:
-            return super().sample_tokens(grammar_output)
-        self.lossy.start_step()
-        output = super().sample_tokens(grammar_output)
-        if counts := self.lossy.rules.take_counts():
-            # Steps that are scheduled ahead return their output in another one.
-            names = [name for name in ("_model_runner_output", "model_runner_output") if hasattr(output, name)]
-            (getattr(output, names[0]) if names else output).lossy = counts
-        return output
+        if self.lossy is not None:
+            self.lossy.start_step()
+        return super().sample_tokens(grammar_output)
 
 
 def check_models(settings: EngineSettings, vllm_config: Any, target: Any, draft: Any) -> None:
