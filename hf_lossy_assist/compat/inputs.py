@@ -176,7 +176,7 @@ class PlainForwardInputs(ForwardInputs):
             and _as_the_mixin(model, "_update_model_kwargs_for_generation")
             and not model.config.is_encoder_decoder
             and not forward_accepts(model, "cache_position")
-            and ids.device == model.device
+            and ids.device == device_of(model)
         )
 
     def of_text(

@@ -236,7 +236,7 @@ def shared_seed(model: PreTrainedModel, seed: int | None) -> int | None:
         return seed
     mesh = getattr(model, "_device_mesh", None)
     names = () if mesh is None else mesh.mesh_dim_names or ()
-    shared = torch.randint(2**52, (1,)).to(model.device)
+    shared = torch.randint(2**52, (1,)).to(device_of(model))
     dist.broadcast(shared, group=mesh["tp"].get_group() if "tp" in names else None, group_src=0)
     return int(shared)
 

@@ -15,7 +15,14 @@ from torch.nn.functional import pad
 from transformers import PreTrainedModel
 from transformers.modeling_outputs import CausalLMOutput
 
-from ..compat import SHARED_KEYS_WANTED, obstacle_to_shared_keys, read_with_shared_keys, shared_keys, within_windows
+from ..compat import (
+    SHARED_KEYS_WANTED,
+    device_of,
+    obstacle_to_shared_keys,
+    read_with_shared_keys,
+    shared_keys,
+    within_windows,
+)
 from ..core.messages import Commit, Draft
 from ..core.texts import GrowingTensor, RowShift, Texts, ones
 from ..core.transfers import to_device
@@ -121,8 +128,8 @@ class SharedKeysForwards(ModelRunner):
         mask = None if self._mask is None else self._mask.between(0, self.seen)
         position = torch.full((len(ends), 1), self.seen) if mask is None else mask.sum(-1, keepdim=True)
         self._inputs = {
-            "attention_mask": None if mask is None else pad(mask, (before, 0), value=1).to(self.model.device),
-            "position_ids": (position + before).to(self.model.device),
+            "attention_mask": None if mask is None else pad(mask, (before, 0), value=1).to(device_of(self.model)),
+            "position_ids": (position + before).to(device_of(self.model)),
         }
         self._begun = self._state
 

@@ -31,7 +31,7 @@ from ..models.recurrent import RecurrentRunner, padding_before
 from ..models.runner import DynamicCacheRunner, ModelRunner
 from ..models.static.cache_slot import StaticCacheSlot, new_static_cache, rewinds, take_slot
 from ..models.static.fixed_runner import FixedRunner, Shapes, TokenChoice
-from ..models.static.forwards import Compiling, decoder_layers, forget, path_to_decoder
+from ..models.static.forwards import Compiling, decoder_layers, forget, has_replaced_forward, path_to_decoder
 from ..models.static.graphs import RECORDERS, CompiledRecording, Recording
 from ..models.static.layerwise import compiling
 from ..models.static.runner import StaticCacheRunner
@@ -122,7 +122,7 @@ class _RunnerChoice:
         model, call, cache = self.model, self.call, self._cache
         given = isinstance(compat.text_cache(cache), StaticCache)
         path = choose_path(
-            model.device.type,
+            compat.device_of(model).type,
             self.config.compile,
             static=given,
             by_itself=given and compat.compiles_by_itself(model, call.inputs, call.config),
@@ -170,7 +170,7 @@ class _RunnerChoice:
             apart = draft.embeddings(self.model).device != draft.device
             obstacle = f"{draft.title} is not where the target's embeddings are" if apart else None
         elif self.choice.drafts_with_model:
-            obstacle = _obstacle_to_static(draft)
+            obstacle = _obstacle_to_static(draft) or (_obstacle_to_filling(draft) if self.call.batch > 1 else None)
             if draft.get_input_embeddings() is self.model.get_input_embeddings():
                 obstacle = "the draft is a part of the target, and new in every call"
         else:
@@ -257,8 +257,10 @@ class _RunnerChoice:
         room = call.config.max_length + self._of_target.room
         if belongs_to_user(cache) and self.config.tree is not None and StaticCacheSlot(cache).capacity < room:
             return f"trees need {room} slots, and it has fewer"
-        if path_to_decoder(model) is None and (call.batch > 1 or choice.drafts_from_states):
-            return f"the decoder of {type(model).__name__} is no module of its own, so its inputs can't be filled up"
+        if call.batch > 1 or choice.drafts_from_states:
+            obstacle = _obstacle_to_filling(model)
+            if obstacle is not None:
+                return obstacle
         if choice.drafts_from_states and (decoder_layers(model) is None or "forward" in vars(model.get_decoder())):
             return f"the states between the layers of {type(model).__name__} can't be returned"
         return _obstacle_to_static(model) or _obstacle_to_inputs(call)
@@ -325,6 +327,16 @@ def _obstacle_to_static(model: PreTrainedModel) -> str | None:
     return None
 
 
+def _obstacle_to_filling(model: PreTrainedModel) -> str | None:
+    """Say why the decoder's inputs can't be filled up where rows have ended; None where they can."""
+    name = type(model).__name__
+    if path_to_decoder(model) is None:
+        return f"the decoder of {name} is no module of its own, so its inputs can't be filled up"
+    if has_replaced_forward(model):
+        return f"the forward of {name} has been replaced, as accelerate's hooks do, so rows that have ended stay in it"
+    return None
+
+
 def _obstacle_to_inputs(call: Prepared) -> str | None:
     """Say which option or input of a call static caches do not support; None if they support all."""
     for name in compat.WHOLE_OUTPUTS:
@@ -344,11 +356,12 @@ _UNRECORDABLE: weakref.WeakSet[PreTrainedModel] = weakref.WeakSet()
 def _obstacle_to_recording(model: PreTrainedModel, call: Prepared) -> str | None:
     """Say why graphs of a model can't be recorded; None where they can. What runs in Python is not in a graph."""
     name = type(model).__name__
-    if model.device.type not in RECORDERS or len({*getattr(model, "hf_device_map", {}).values()}) > 1:
+    device = compat.device_of(model).type
+    if device not in RECORDERS or len({*getattr(model, "hf_device_map", {}).values()}) > 1:
         return f"graphs can't be recorded where {name} is"
     if model in _UNRECORDABLE:
         return f"recording {name} failed before"
-    if torch.is_autocast_enabled(model.device.type):
+    if torch.is_autocast_enabled(device):
         return "autocast makes copies of the weights, which end with it"
     if call.synced_gpus or compat.is_sharded(model):
         return f"{name} is spread over processes"
@@ -375,6 +388,6 @@ def _obstacle_to_compiling(model: PreTrainedModel) -> str | None:
     places = {str(place) for place in getattr(model, "hf_device_map", {}).values()}
     if len(places) > 1 and places & {"cpu", "disk"}:
         return f"parts of {name} are offloaded"
-    if "forward" in vars(model) or "forward" in vars(model.get_decoder()):
+    if has_replaced_forward(model) or "forward" in vars(model.get_decoder()):
         return f"the forward of {name} has been replaced, as accelerate's hooks do"
     return None

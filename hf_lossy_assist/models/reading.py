@@ -19,7 +19,7 @@ from torch.nn.functional import pad
 from transformers import PreTrainedModel
 from transformers.cache_utils import DynamicCache
 
-from ..compat import cache_name, forward_accepts, has_recurrent_state, new_cache, obstacle_in_cache
+from ..compat import cache_name, device_of, forward_accepts, has_recurrent_state, new_cache, obstacle_in_cache
 from ..core.distributions import Randomness
 from ..core.texts import common_prefix
 from ..errors import LossyUnsupportedError
@@ -96,7 +96,7 @@ def read(
     for row, (text, n) in enumerate(zip(texts, past, strict=True)):
         ids[row, k - len(text) + n :] = torch.tensor(text[n:], dtype=torch.long)
         mask[row, width + k - len(text) :] = 1
-    logits = forward(model, ids.to(model.device), mask.to(model.device), cache, **kwargs).logits
+    logits = forward(model, ids.to(device_of(model)), mask.to(device_of(model)), cache, **kwargs).logits
     memories = []
     for row, text in enumerate(texts):
         first = width + k - len(text)

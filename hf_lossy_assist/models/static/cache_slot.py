@@ -14,7 +14,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.cache_utils import Cache, StaticCache, StaticLayer, StaticSlidingWindowLayer
 
-from ...compat import REWINDING_LAYERS
+from ...compat import REWINDING_LAYERS, device_of
 from ...core.texts import RowShift
 from ..cache_rows import places, slots_of
 
@@ -186,4 +186,4 @@ def give_back(model: PreTrainedModel, slot: StaticCacheSlot) -> None:
 
 def _kind(model: PreTrainedModel, rows: int) -> Hashable:
     # Tensors made in inference mode can't be written to outside of it.
-    return rows, model.dtype, model.device, torch.is_inference_mode_enabled()
+    return rows, model.dtype, device_of(model), torch.is_inference_mode_enabled()

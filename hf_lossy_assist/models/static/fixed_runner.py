@@ -15,6 +15,7 @@ from torch.nn.functional import pad
 from transformers import LogitsProcessorList
 from transformers.utils import logging
 
+from ...compat import device_of
 from ...core.distributions import Randomness
 from ...errors import LossyUnsupportedError
 from ..runner import ModelRunner
@@ -119,7 +120,7 @@ class FixedRunner(ModelRunner):
         self.slot = slot
         self.seen = seen
         self.sent = 0
-        self.device = model.device  # read once: models search all of their weights for it
+        self.device = device_of(model)  # read once: models search all of their weights for it
         self.fixed: dict[tuple[bool, int], Callable[..., Any]] = {}
 
     @abstractmethod

@@ -40,6 +40,15 @@ def path_to_decoder(model: PreTrainedModel) -> str | None:
     return next((name for name, module in model.named_modules() if module is decoder and name), None)
 
 
+def has_replaced_forward(model: PreTrainedModel) -> bool:
+    """Tell whether an instance has a forward of its own: the model, or a module around its decoder.
+
+    ``torch.compile``, a decorator and accelerate's hooks bind it to that instance, so that a copy would run the latter.
+    """
+    parts = (path_to_decoder(model) or "").split(".")
+    return any("forward" in vars(model.get_submodule(".".join(parts[:i]))) for i in range(len(parts)))
+
+
 def decoder_layers(model: PreTrainedModel) -> tuple[str, nn.ModuleList] | None:
     """Return the decoder's list of layers with its name; None where the decoder does not hold them in one list."""
     total = model.config.get_text_config(decoder=True).num_hidden_layers
