@@ -15,6 +15,7 @@ import torch.distributed as dist
 from safetensors import SafetensorError
 from torch import nn
 from transformers import GenerationConfig, GenerationMixin, PreTrainedModel
+from transformers.generation import GenerationMode
 
 from ..errors import LossyValueError
 from .kernels import FOLDED
@@ -166,7 +167,10 @@ class RowAdapters:
 
 
 def replaces_decoding(model: PreTrainedModel) -> bool:
-    """Tell whether the model's class overrides transformers' decoding loop."""
+    """Tell whether the model's class overrides transformers' decoding loop, or says that its own takes no drafts."""
+    supported = getattr(model, "_supported_generation_modes", None)
+    if supported is not None and GenerationMode.ASSISTED_GENERATION not in supported:
+        return True
     for name in DECODING_METHODS:
         if getattr(type(model), name, None) is not getattr(GenerationMixin, name, None):
             return True

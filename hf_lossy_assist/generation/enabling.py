@@ -167,7 +167,7 @@ def _checked(model: Any, defaults: dict[str, Any]) -> list[dict[str, Any]]:
     layers = _layers_of(model)
     merged = _merged([*(() if model is None else _everywhere), *layers, defaults])
     inner = None if model is None else compat.unwrap(model)
-    if inner is not None and compat.decodes_elsewhere(inner):
+    if inner is not None and (compat.decodes_elsewhere(inner) or compat.replaces_decoding(inner)):
         raise _decodes_elsewhere("`model`", inner)
     if defaults and "lossy_mode" in merged:
         device = "cpu" if inner is None else compat.device_of(inner)
@@ -178,7 +178,9 @@ def _checked(model: Any, defaults: dict[str, Any]) -> list[dict[str, Any]]:
 def _decodes_elsewhere(subject: str, model: PreTrainedModel) -> LossyUnsupportedError:
     name, parts = type(model).__name__, compat.generating_parts(model)
     if not parts:
-        return LossyUnsupportedError(f"{subject} can't be used with {name}, which has a decoding loop of its own")
+        return LossyUnsupportedError(
+            f"{subject} can't be used with {name}, which has a decoding loop of its own; call its `generate()` as it is"
+        )
     return LossyUnsupportedError(
         f"{subject} can't be used with {name}, whose `generate()` lets other models decode, so nothing would be "
         f"drafted; enable the one that writes the text, {' or '.join(f'`model.{part}`' for part in parts)}, in place "
@@ -204,7 +206,7 @@ def _add_defaults(model: PreTrainedModel, arguments: dict[str, Any]) -> dict[str
     """Add an enabled model's defaults to one call's arguments; return the lossy fields among them."""
     with _lock:
         layers = [*_everywhere, *_enabled.get(model, ())]
-    if not any(layers):
+    if not any(layers) or (model not in _enabled and compat.replaces_decoding(model)):  # all models: those that can
         return {}
     defaults = _merged(layers)
     if model not in _enabled and defaults.get("assistant_model") is model:

@@ -94,7 +94,7 @@ class LossyCall:
             if compat.replaces_decoding(model):
                 raise LossyUnsupportedError(
                     f"`lossy_mode` {mode!r} can't be used with {type(model).__name__}, which has a decoding loop of "
-                    "its own"
+                    "its own; leave the mode out, or pass `lossy_mode=None` where it is a default"
                 )
             if (refusal := compat.obstacle_in_adapter(model)) is not None:
                 raise LossyUnsupportedError(f"`lossy_mode` {mode!r} can't be used with {refusal}")

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import pytest
 import torch
-from transformers import Blip2Config, Blip2ForConditionalGeneration, GenerationConfig, T5Config
+import transformers
+from transformers import (
+    Blip2Config,
+    Blip2ForConditionalGeneration,
+    GenerationConfig,
+    PreTrainedModel,
+    T5Config,
+)
 
 from hf_lossy_assist import LossyUnsupportedError, disable, enable, enabled, last_stats
 from tests.tiny_models import VOCAB, prompt, tiny
@@ -50,6 +57,34 @@ def test_a_loop_of_a_model_s_own_is_refused():
     target.__class__ = type("Own", (type(target),), {"generate": lambda self, inputs: self._sample(inputs)})
     with pytest.raises(LossyUnsupportedError, match="Own, which has a decoding loop of its own"):
         enable(target)
+
+
+def parakeet(kind: str) -> PreTrainedModel:
+    if not hasattr(transformers, f"ParakeetFor{kind}"):
+        pytest.skip("this version of transformers has no such model")
+    encoder = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16,
+               "num_mel_bins": 16, "subsampling_conv_channels": 4, "conv_kernel_size": 5}  # fmt: skip
+    torch.manual_seed(3)
+    config = getattr(transformers, f"Parakeet{kind}Config")(
+        encoder_config=encoder, vocab_size=20, decoder_hidden_size=8, num_decoder_layers=1, blank_token_id=19,
+        pad_token_id=0,
+    )  # fmt: skip
+    return getattr(transformers, f"ParakeetFor{kind}")(config).eval()
+
+
+@pytest.mark.parametrize(("kind", "settings"), [("TDT", {"suppress_tokens": [*range(20, 25)]}), ("RNNT", {})])
+def test_a_class_that_takes_no_drafts_is_refused_and_left_alone(kind: str, settings: dict[str, list[int]]):
+    target, features = parakeet(kind), torch.randn(1, 64, 16, generator=torch.Generator().manual_seed(0))
+    kwargs = {"input_features": features, "attention_mask": torch.ones(1, 64).long(), "decoder_start_token_id": 19}
+    kwargs |= settings | {"max_length": 80}  # durations are no tokens
+    plain = target.generate(**kwargs).sequences
+    with enabled(prompt_lookup_num_tokens=3):
+        assert target.generate(**kwargs).sequences.equal(plain)
+        target.encoder.register_forward_pre_hook(lambda *_: pytest.fail("the encoder ran"))
+        with pytest.raises(LossyUnsupportedError, match=r"Parakeet.* decoding loop of its own; leave the mode out"):
+            target.generate(**kwargs, prompt_lookup_num_tokens=3, lossy_mode="lossless")
+    with pytest.raises(LossyUnsupportedError, match=r"Parakeet.* call its `generate\(\)` as it is"):
+        enable(target, prompt_lookup_num_tokens=3)
 
 
 BATCHES = {
