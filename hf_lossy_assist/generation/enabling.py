@@ -28,8 +28,30 @@ class _Lasting(dict[str, Any]):
     """Defaults of :func:`enable`, which last until :func:`disable`; others are those of an open block."""
 
 
-# What enables a model, and every model: layers of defaults, of which later ones replace earlier ones.
-_enabled: weakref.WeakKeyDictionary[nn.Module, list[dict[str, Any]]] = weakref.WeakKeyDictionary()
+class _Layers(list[dict[str, Any]]):
+    """What enables a model: layers of defaults, of which later ones replace earlier ones.
+
+    The model holds them itself, so that a default that refers to it does not keep it alive. A copy has none of its own.
+    """
+
+    name = "_defaults_of_hf_lossy_assist"
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = weakref.ref(model)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return list, ()
+
+    @classmethod
+    def of(cls, model: nn.Module) -> list[dict[str, Any]] | None:
+        """Return a model's layers; None where it was never enabled."""
+        layers = vars(model).get(cls.name)
+        return layers if isinstance(layers, cls) and layers.model() is model else None
+
+
+_enabled: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+# What enables every model.
 _everywhere: list[dict[str, Any]] = []
 # The running calls; an interrupted one dies with its frame.
 _running: weakref.WeakSet[_Use] = weakref.WeakSet()
@@ -154,8 +176,14 @@ def collect(model: Any = None) -> Iterator[CollectedStats]:
 
 
 def _layers_of(model: Any) -> list[dict[str, Any]]:
+    if model is None:
+        return _everywhere
+    model = compat.unwrap(model)
     with _lock:  # another thread may be going through all of them
-        return _everywhere if model is None else _enabled.setdefault(compat.unwrap(model), [])
+        if _Layers.of(model) is None:
+            vars(model)[_Layers.name] = _Layers(model)
+            _enabled.add(model)
+        return _Layers.of(model)
 
 
 def _checked(model: Any, defaults: dict[str, Any]) -> list[dict[str, Any]]:
@@ -205,11 +233,12 @@ def _merged(layers: Iterable[dict[str, Any]]) -> dict[str, Any]:
 def _add_defaults(model: PreTrainedModel, arguments: dict[str, Any]) -> dict[str, Any]:
     """Add an enabled model's defaults to one call's arguments; return the lossy fields among them."""
     with _lock:
-        layers = [*_everywhere, *_enabled.get(model, ())]
-    if not any(layers) or (model not in _enabled and compat.replaces_decoding(model)):  # all models: those that can
+        own = _Layers.of(model)
+        layers = [*_everywhere, *(own or ())]
+    if not any(layers) or (own is None and compat.replaces_decoding(model)):  # all models that can
         return {}
     defaults = _merged(layers)
-    if model not in _enabled and defaults.get("assistant_model") is model:
+    if own is None and defaults.get("assistant_model") is model:
         return {"lossy_mode": None}
     if not defaults.keys().isdisjoint(DRAFTERS):
         defaults.setdefault("lossy_mode", "lossless")
@@ -254,7 +283,7 @@ def _in_use() -> Iterator[None]:
 
 
 def _uninstall_unless_used() -> None:
-    if _running or any((_everywhere, *_enabled.values())):
+    if _running or any((_everywhere, *map(_Layers.of, _enabled))):
         return
     for name in _WRAPPERS:
         original = getattr(getattr(GenerationMixin, name), _ORIGINAL, None)
@@ -270,7 +299,7 @@ def _wrap_generate(original: Callable[..., Any]) -> Callable[..., Any]:
         # transformers' drafters call generate() with copies of the caller's configuration.
         is_assistant = getattr(kwargs.get("generation_config"), "is_assistant", False)
         custom = kwargs.get("custom_generate") is not None
-        if not (_everywhere or _enabled.get(self)) or is_assistant or custom:
+        if not (_everywhere or _Layers.of(self)) or is_assistant or custom:
             if kwargs.get("lossy_mode") is not None and not custom:
                 raise LossyValueError(
                     f"`lossy_mode` {kwargs['lossy_mode']!r} needs the model to be enabled, and this one is not; a copy "
@@ -306,7 +335,7 @@ def _wrap_generate(original: Callable[..., Any]) -> Callable[..., Any]:
 def _wrap_merge(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def merge(self: Any, generation_config: Any = None, **kwargs: Any) -> Any:
-        enabled = (_everywhere or _enabled.get(self)) and not getattr(generation_config, "is_assistant", False)
+        enabled = (_everywhere or _Layers.of(self)) and not getattr(generation_config, "is_assistant", False)
         if not enabled or not compat.merged_by_own_generate(self):
             return original(self, generation_config, **kwargs)
         # Afterwards, transformers' defaults would look like the user's choice, and Whisper would drop a rule because of
@@ -334,7 +363,7 @@ def _wrap_continuous_batching(original: Callable[..., Any]) -> Callable[..., Any
     @functools.wraps(original)
     def batch(self: Any, *args: Any, **kwargs: Any) -> Any:
         mode = kwargs.pop("lossy_mode", ...)
-        if mode is ... and (_everywhere or _enabled.get(self)):
+        if mode is ... and (_everywhere or _Layers.of(self)):
             argument = signature.bind(self, *args, **kwargs).arguments.get("generation_config")
             defaults = _add_defaults(self, {}).get("lossy_mode")
             mode = defaults or getattr(argument or self.generation_config, "lossy_mode", None)

@@ -7,6 +7,10 @@ import functools
 import gc
 import logging
 import operator
+import pickle
+import weakref
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -18,8 +22,8 @@ from transformers import (
 )
 from transformers.generation.streamers import BaseStreamer
 
-import hf_lossy_assist
 from hf_lossy_assist import disable, enable, enabled, last_stats
+from hf_lossy_assist.compat import CandidateGenerator
 from hf_lossy_assist.generation import enabling
 from tests.tiny_models import noisy_copy, prompt, tiny
 
@@ -56,6 +60,55 @@ def test_enable_is_counted_and_undone():
     disable()
     disable(target)
     assert not patched()
+
+
+def _peft() -> tuple[Any, Any]:
+    peft = pytest.importorskip("peft")
+    adapted = peft.get_peft_model(base := tiny(), peft.LoraConfig(target_modules=["q_proj"], task_type="CAUSAL_LM"))
+    return adapted, base
+
+
+SELF_REFERRING: dict[str, Callable[[], tuple[Any, dict[str, Any]]]] = {
+    "drafts for itself": lambda: ((model := tiny()), {"assistant_model": model}),
+    "the base of an adapter drafts": lambda: ((both := _peft())[0], {"assistant_model": both[1]}),
+    "a drafter closes over it": lambda: ((model := tiny()), {"candidate_generator": lambda **_: Echo(model)}),
+}
+
+
+class Echo(CandidateGenerator):
+    def __init__(self, model: Any) -> None:
+        self.model = model
+
+    def get_candidates(self, input_ids: torch.Tensor, **_: Any) -> tuple[torch.Tensor, None]:
+        return torch.cat([input_ids, input_ids[:, -1:]], dim=1), None
+
+    def update_candidate_strategy(self, *_: Any) -> None:
+        pass
+
+
+@pytest.mark.parametrize("how", ["enable", "enabled", "never disabled"])
+@pytest.mark.parametrize("case", SELF_REFERRING)
+def test_a_model_is_freed_whose_defaults_refer_to_it(case: str, how: str):
+    model, defaults = SELF_REFERRING[case]()
+    enable(model, **(defaults if how != "enabled" else {}))
+    with enabled(model, **(defaults if how == "enabled" else {})):
+        model.generate(input_ids=prompt(), max_new_tokens=8)
+        assert last_stats(model).rounds > 0
+    if how == "enable":
+        disable(model)
+    gone = weakref.ref(getattr(model, "base_model", model))
+    del model, defaults
+    gc.collect()
+    assert gone() is None
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
+def test_a_copy_of_an_enabled_model_has_no_defaults(copied: Callable[[Any], Any]):
+    enable(model := tiny(), assistant_model=tiny())
+    other = copied(model)
+    assert torch.equal(other.generate(prompt(), max_new_tokens=8), model.generate(prompt(), max_new_tokens=8))
+    assert last_stats(model) is not None
+    assert last_stats(other) is None
 
 
 def test_a_model_that_went_away_does_not_stay_enabled():
@@ -211,7 +264,7 @@ def test_a_candidate_generator_instance_or_factory():
             assert out.tolist() == plain.tolist()
             assert last_stats(target).drafted > 0
     assert made == [7 + 12]
-    assert hf_lossy_assist.last_stats(draft) is None
+    assert last_stats(draft) is None
 
 
 def test_settings_of_another_mode_are_not_inherited():
