@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Self, TypeVar
 
 import numpy as np
 import torch
-from huggingface_hub import ModelHubMixin
+from huggingface_hub import HfApi, ModelHubMixin
 from numpy.typing import ArrayLike
 from torch import Tensor, nn
 
@@ -29,33 +29,21 @@ def fold(mean: ArrayLike | None, scale: ArrayLike | None, weight: ArrayLike, bia
     """Return ``w = weight / scale`` ``(d,)`` and ``b = bias - w · mean`` ``()`` in float32, computed in float64.
 
     ``w · h + b`` equals ``weight · (h - mean) / scale + bias``. Arguments are in scikit-learn's shapes: ``mean`` and
-    ``scale`` ``(d,)``, or None for 0 and 1; ``weight`` ``(d,)`` or ``(1, d)``, ``bias`` ``()`` or ``(1,)``. Values that
-    are not finite, and arrays of other shapes, are refused.
+    ``scale`` ``(d,)``, or None for 0 and 1; ``weight`` ``(d,)`` or ``(1, d)``, ``bias`` ``()`` or ``(1,)``. Arrays of
+    other shapes are refused; a scale of 0 gives NaN.
     """
 
-    def checked(name: str, value: ArrayLike) -> Tensor:
-        try:
-            array = torch.tensor(np.asarray(value, dtype=np.float64))
-        except (OverflowError, RuntimeError, TypeError, ValueError) as error:
-            raise LossyValueError(f"`{name}` has to be an array of numbers, but is {brief(value)}: {error}") from error
-        if not array.isfinite().all():
-            raise LossyValueError(f"`{name}` has to be finite, but has NaN or infinite values")
-        return array
-
-    slope, offset = checked("weight", weight), checked("bias", bias)
-    d = slope.shape[-1:]
-    center = torch.zeros(d, dtype=torch.float64) if mean is None else checked("mean", mean)
-    spread = torch.ones(d, dtype=torch.float64) if scale is None else checked("scale", scale)
-    shapes = slope.shape, center.shape, spread.shape
-    if not d or shapes not in ((d, d, d), ((1, *d), d, d)) or offset.shape not in ((), (1,)):
+    try:
+        slope, offset = (np.asarray(x, dtype=np.float64) for x in (weight, bias))
+        center = np.zeros(slope.shape[-1]) if mean is None else np.asarray(mean, dtype=np.float64)
+        spread = np.ones(slope.shape[-1]) if scale is None else np.asarray(scale, dtype=np.float64)
+        folded = torch.tensor(slope.reshape(spread.shape) / np.where(spread == 0, np.nan, spread))
+        moved = torch.tensor(offset).reshape(()) - folded @ torch.tensor(center)
+    except (IndexError, OverflowError, RuntimeError, TypeError, ValueError) as error:
         raise LossyValueError(
-            "`weight` has to have the shape (d,) or (1, d), `mean` and `scale` (d,), and `bias` () or (1,), but they "
-            f"have {', '.join(str(tuple(shape)) for shape in (*shapes, offset.shape))}"
-        )
-    if (spread == 0).any():
-        raise LossyValueError("`scale` has to be nonzero; give constant features a scale of 1")
-    folded = slope.flatten() / spread
-    return folded.float(), (offset.flatten() - folded @ center).squeeze().float()
+            f"`weight` has to be (d,) or (1, d) numbers, `mean` and `scale` (d,), and `bias` one: {error}"
+        ) from error
+    return folded.float(), moved.float()
 
 
 class Head(nn.Module, ModelHubMixin, library_name=LIBRARY):
@@ -147,15 +135,31 @@ class Head(nn.Module, ModelHubMixin, library_name=LIBRARY):
         config = kind.config_class.from_dict(values, str(folder / CONFIG))
         return kind(config, **repository.read_weights(folder, kind._shapes(config), values.get("weights_sha256")))
 
-    def push_to_hub(self, repo_id: str, **options: Any) -> str:
+    def push_to_hub(
+        self,
+        repo_id: str,
+        *,
+        private: bool | None = None,
+        branch: str | None = None,
+        token: str | bool | None = None,
+        create_pr: bool = False,
+    ) -> str:
         """Commit configuration, weights and card to the repository ``repo_id``, created if missing; return the address.
 
-        Options are ``private``, ``token``, ``branch`` and ``create_pr``, as in ``huggingface_hub``. ``hf upload`` sends
-        a head's folder with its pictures.
+        The options are those of ``huggingface_hub``. ``hf upload`` sends a head's folder with its pictures.
         """
+        api = HfApi(token=token)
         with TemporaryDirectory() as folder:
             self.save_pretrained(folder)
-            return repository.upload(Path(folder), repo_id, f"{self.config.kind} head", **options)
+            card = Path(folder, repository.CARD)
+            card.write_bytes(card.read_bytes().replace(repository.PLACEHOLDER_ID.encode(), repo_id.encode()))
+            with repository.hub_errors(repo_id, branch):
+                api.create_repo(repo_id, private=private, exist_ok=True)
+                commit = api.upload_folder(
+                    repo_id=repo_id, folder_path=folder, commit_message=f"Upload {self.config.kind} head",
+                    revision=branch, create_pr=create_pr,
+                )  # fmt: skip
+        return commit.pr_url or commit.commit_url
 
     def save_pretrained(
         self, save_directory: str | Path, *, repo_id: str | None = None, push_to_hub: bool = False, **options: Any

@@ -169,7 +169,8 @@ class JudgeHead(Head):
             )
         if not (folded.isfinite().all() and offset.isfinite()):
             raise LossyValueError(
-                "`weight` and `bias` have to be finite in float32 once `mean` and `scale` are folded in"
+                "`weight` and `bias` have to be finite in float32 once `mean` and `scale` are folded in; give constant "
+                "features a `scale` of 1"
             )
         return cls(config, folded, offset)
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from huggingface_hub import CommitOperationAdd, HfApi, errors, snapshot_download
+from huggingface_hub import errors, snapshot_download
 from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
@@ -30,32 +30,16 @@ HUB_REFERENCE = re.compile(rf"(?P<id>{HUB_ID})(@(?P<revision>.+))?")
 
 _MOST_CONFIG, _MOST_HEADER = 1 << 22, 1 << 16
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-_LOG_IN = "pass `token` or run `hf auth login`"
-# Subclasses first: a gated repository is also one that was not found.
-_REMEDIES: Mapping[type[Exception], str] = {
-    errors.GatedRepoError: f"ask for access on its page on the Hub, then {_LOG_IN}",
-    errors.RevisionNotFoundError: "there is no such revision",
-    errors.RepositoryNotFoundError: f"no such repository, or a private one; for that, {_LOG_IN}",
-    errors.LocalEntryNotFoundError: "it is not in the cache, and the Hub can't be reached",
-    errors.EntryNotFoundError: "a file is missing",
-    errors.HFValidationError: "it is neither a folder nor an id of the form 'org/name'",
-    errors.HfHubHTTPError: f"the Hub refused; if rights are missing, {_LOG_IN}",
-    errors.HTTPError: "the connection failed; try again",
-    OSError: "the transfer failed; try again",
-    ValueError: "ids and revisions have no such characters",
-}
 
 
 @contextmanager
 def hub_errors(source: str | Path, revision: str | None = None) -> Iterator[None]:
-    """Turn errors of the Hub's client into ours, with ``source`` and a remedy."""
+    """Turn errors of the Hub's client into ours, which name the ``source``."""
     try:
         yield
-    except tuple(_REMEDIES) as error:
+    except (errors.HTTPError, OSError, ValueError) as error:
         what = brief(str(source)) + (f" at revision {brief(revision)}" if revision else "")
-        remedy = next(text for cls, text in _REMEDIES.items() if isinstance(error, cls))
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise LossyValueError(f"can't use {what}: {remedy} ({reason})") from error
+        raise LossyValueError(f"can't use {what}: {' '.join(str(error).split()) or repr(error)}") from error
 
 
 def existing_folder(source: str | Path) -> Path | None:
@@ -113,33 +97,6 @@ def read_weights(folder: Path, shapes: Mapping[str, tuple[int, ...]], sha256: st
         if not x.float().isfinite().all():
             raise LossyValueError(f"`{name}` in {path!r} has values that are not finite in float32; train it again")
     return {name: x.float() for name, x in tensors.items()}
-
-
-def upload(
-    folder: Path,
-    repo_id: str,
-    title: str,
-    *,
-    private: bool | None = None,
-    branch: str | None = None,
-    token: str | bool | None = None,
-    create_pr: bool = False,
-) -> str:
-    """Commit a head's files to a repository, with ``repo_id`` in the card, or open a pull request; return the address.
-
-    A missing repository is created, ``private`` or by the Hub's default, and a missing ``branch`` from ``main``.
-    """
-    card = (folder / CARD).read_bytes().replace(PLACEHOLDER_ID.encode(), repo_id.encode())
-    files = [*(CommitOperationAdd(name, folder / name) for name in (CONFIG, WEIGHTS)), CommitOperationAdd(CARD, card)]
-    api = HfApi(token=token)
-    with hub_errors(repo_id, branch):
-        api.create_repo(repo_id, private=private, exist_ok=True)
-        if branch is not None:
-            api.create_branch(repo_id, branch=branch, exist_ok=True)
-        commit = api.create_commit(
-            repo_id, files, commit_message=f"Upload {title}", create_pr=create_pr, revision=branch
-        )
-    return commit.pr_url or commit.commit_url
 
 
 def _content(folder: Path, name: str, most: int) -> bytes:

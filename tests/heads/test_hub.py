@@ -69,6 +69,7 @@ def test_pushing_again_changes_only_what_differs(judge: JudgeHead, signed_in: Lo
 def test_revision(judge: JudgeHead, signed_in: LoopbackHub):
     judge.push_to_hub(ID)
     other = JudgeHead(judge.config, -judge.weight, judge.bias)
+    huggingface_hub.HfApi().create_branch(ID, branch="negative")
     other.push_to_hub(ID, branch="negative")
     assert torch.equal(JudgeHead.from_pretrained(ID).weight, judge.weight)
     assert torch.equal(JudgeHead.from_pretrained(ID, revision="negative").weight, -judge.weight)
@@ -85,7 +86,7 @@ def test_second_load_asks_nobody(published: LoopbackHub):
 
 
 def test_the_cache_on_disk_is_used_and_enough_offline(published: LoopbackHub, monkeypatch: pytest.MonkeyPatch):
-    with pytest.raises(LossyValueError, match="not in the cache"):
+    with pytest.raises(LossyValueError, match=r"can't use 'org/judge': .*cached"):
         JudgeHead.from_pretrained(ID, local_files_only=True)
     for _ in range(2):
         JudgeHead.from_pretrained(ID)
@@ -109,18 +110,18 @@ def test_one_commit_whatever_is_pushed_meanwhile(judge: JudgeHead, published: Lo
 def test_unreachable_hub(loopback_hub: LoopbackHub, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
     huggingface_hub.close_session()
-    with pytest.raises(LossyValueError, match=r"'org/judge'.*the Hub can't be reached"):
+    with pytest.raises(LossyValueError, match=r"can't use 'org/judge': .*connection"):
         JudgeHead.from_pretrained(ID)
 
 
 @pytest.mark.parametrize(
     ("source", "revision", "message"),
     [
-        ("org/nothing", None, "can't use 'org/nothing': no such repository, or a private one"),
-        (ID, "v9", "'org/judge' at revision 'v9': there is no such revision"),
-        ("not an id", None, "neither a folder nor an id"),
-        ("a/b/c", None, "neither a folder nor an id"),
-        ("org/name--", None, "neither a folder nor an id"),
+        ("org/nothing", None, "can't use 'org/nothing': .*Repository Not Found"),
+        (ID, "v9", "'org/judge' at revision 'v9': .*Revision Not Found"),
+        ("not an id", None, "Repo id must|neither a folder nor an id"),
+        ("a/b/c", None, "Repo id must|neither a folder nor an id"),
+        ("org/name--", None, "Repo id must|neither a folder nor an id"),
     ],
 )
 def test_sources_that_are_none(published: LoopbackHub, source: str, revision: str | None, message: str):
@@ -134,9 +135,9 @@ def test_sources_that_are_none(published: LoopbackHub, source: str, revision: st
 @pytest.mark.parametrize(
     ("access", "wrong_token", "message"),
     [
-        ("private", None, "pass `token` or run `hf auth login`"),
-        ("private", "hf_wrong", "pass `token` or run `hf auth login`"),
-        ("gated", None, "ask for access on its page"),
+        ("private", None, "make sure you are authenticated"),
+        ("private", "hf_wrong", "make sure you are authenticated"),
+        ("gated", None, "gated repo"),
     ],
 )
 def test_repositories_that_want_a_token(
@@ -212,9 +213,9 @@ def test_pushes_that_are_refused(judge: JudgeHead, signed_in: LoopbackHub, monke
     with pytest.raises(LossyValueError, match="train the head"):
         JudgeHead(judge.config).push_to_hub(ID)
     assert not signed_in.requests
-    with pytest.raises(LossyValueError, match=r"'strangers/judge': the Hub refused"):
+    with pytest.raises(LossyValueError, match=r"'strangers/judge': .*You don't have the rights"):
         judge.push_to_hub("strangers/judge")
     monkeypatch.delenv("HF_TOKEN", raising=False)
-    with pytest.raises(LossyValueError, match=r"hf auth login"):
+    with pytest.raises(LossyValueError, match=r"can't use 'org/judge': .*401"):
         judge.push_to_hub(ID, token=False)
     assert not signed_in.repositories
