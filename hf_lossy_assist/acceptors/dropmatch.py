@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 import torch
 from torch import Tensor
 
-from ..core.distributions import drawable, entropy, js_divergence, js_of
+from ..core.distributions import drawable, entropy, js_of
 from ..core.messages import Verification
 from .base import AUTO, Acceptor, DroppedHeads
 from .registry import TARGET, Formula, register, setting
@@ -88,56 +88,48 @@ class DropMatch(Acceptor):
         return DroppedHeads(self.num_paths, self.dropout)
 
     def keep(self, v: Verification) -> Tensor:
-        if self.criterion == "js":
-            of_draft, of_heads, agreed = self._compare(v, v.do_sample)
-            return ((of_draft <= of_heads) | (agreed & ~of_heads.isnan())) & v.allowed  # NaN: no law to draw from
-        if not v.do_sample:
-            return (v.dropped_logits.argmax(-1) == v.tokens[:, None]).any(1) & v.allowed
-        drawn = [self._drawn(v, at).any(1) for at, _ in _chunks(v.dropped_logits.shape, v.logits.device)]
-        return torch.cat(drawn, dim=-1) & v.allowed
+        if self.criterion == "naive":
+            return self._agreeing(v, v.do_sample).any(1) & v.allowed
+        of_draft, of_heads, agreed = self._compare(v, v.do_sample)
+        return ((of_draft <= of_heads) | (agreed & ~of_heads.isnan())) & v.allowed  # NaN: no law to draw from
 
-    def _drawn(self, v: Verification, at: slice) -> Tensor:
-        """Return ``(B, K, n)`` which heads draw x; a law that can't be drawn from draws nothing."""
-        laws = v.dropped_logits[:, :, at].float().softmax(-1)
-        return (v.randomness.categorical(laws) == v.tokens[:, None, at]) & drawable(laws)
+    def _compare(self, v: Verification, do_sample: bool) -> tuple[Tensor, Tensor, Tensor]:
+        """Return ``JS(q ‖ P̄)``, ``max_k JS(P_k ‖ P̄)``, and if x is the majority of the ``y_k``: equations 5 to 7."""
+        parts = []
+        for outcomes, heads, centre in self._laws(v):  # (B, K + 1, n, C), q first, and (B, n, C)
+            y = v.randomness.categorical(heads[:, 1:]) if do_sample else outcomes.likeliest(heads[:, 1:])
+            js = js_of(entropy(heads), entropy(centre)[:, None], heads + centre[:, None])
+            parts.append((js[:, 0], js[:, 1:].amax(1), majority(y, centre) == outcomes.x))
+        of_draft, of_heads, agreed = [torch.cat(part, dim=-1) for part in zip(*parts, strict=True)]
+        return of_draft, of_heads, agreed
+
+    def _agreeing(self, v: Verification, do_sample: bool) -> Tensor:
+        """Return ``(B, K, n)`` which heads' ``y_k`` are x; a law that can't be drawn from draws nothing."""
+        x = v.tokens[:, None]
+        if not do_sample:
+            return v.dropped_logits.argmax(-1) == x
+        parts = []
+        for at in _positions(v.dropped_logits.shape, v.logits.device):
+            laws = v.dropped_logits[:, :, at].float().softmax(-1)
+            parts.append((v.randomness.categorical(laws) == x[:, :, at]) & drawable(laws))
+        return torch.cat(parts, dim=-1)
+
+    def _laws(self, v: Verification) -> Iterator[tuple[AllTokens | Candidates, Tensor, Tensor]]:
+        """Yield outcomes at some positions, and the laws of q and the K heads, and of the heads' mean, over them."""
+        batch, paths, n, vocabulary = v.dropped_logits.shape
+        every = self.candidates is None or self.candidates >= vocabulary
+        for at in _positions((batch, paths, n, vocabulary if every else self.candidates + 2), v.logits.device):
+            x = v.tokens[:, at]
+            outcomes = AllTokens(x) if every else Candidates(x, likeliest(v.logits[:, :n][:, at], self.candidates))
+            heads = outcomes.of(v.draft_logits[:, None, at]), outcomes.of(v.dropped_logits[:, :, at])
+            yield outcomes, torch.cat(heads, dim=1), outcomes.of(v.centroid_logits[:, at])
 
     def quantities(self, v: Verification) -> Mapping[str, Tensor]:
-        agreeing = (v.dropped_logits.argmax(-1) == v.tokens[:, None]).sum(1)
+        agreeing = self._agreeing(v, do_sample=False).sum(1)
         if self.criterion == "naive":
             return {"agreeing heads": agreeing}
         of_draft, of_heads, _ = self._compare(v, do_sample=False)
         return {"agreeing heads": agreeing, "JS of the draft": of_draft, "largest JS of a head": of_heads}
-
-    def _compare(self, v: Verification, do_sample: bool) -> tuple[Tensor, Tensor, Tensor]:
-        """Return ``JS(q ‖ P̄)``, ``max_k JS(P_k ‖ P̄)``, and whether x is the majority of drawn or likeliest tokens."""
-        batch, paths, n, vocabulary = v.dropped_logits.shape
-        every = self.candidates is None or self.candidates >= vocabulary
-        width = vocabulary if every else self.candidates + 2
-        parts = []
-        for at, heads in _chunks((batch, paths, n, width), v.logits.device):
-            x = v.tokens[:, at]
-            outcomes = AllTokens(x) if every else Candidates(x, likeliest(v.logits[:, :n][:, at], self.candidates))
-            parts.append(self._compare_at(v, at, heads, outcomes, do_sample))
-        of_draft, of_heads, agreed = [torch.cat(part, dim=-1) for part in zip(*parts, strict=True)]
-        return of_draft, of_heads, agreed
-
-    def _compare_at(
-        self, v: Verification, at: slice, heads: list[slice], outcomes: AllTokens | Candidates, do_sample: bool
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        centroid = outcomes.of(v.centroid_logits[:, at])
-        spread = entropy(centroid)
-        farthest, y = [], []
-        for some in heads:
-            logits = v.dropped_logits[:, some, at]
-            path = outcomes.of(logits)
-            y.append(self.draw(v, outcomes, logits, path) if do_sample else outcomes.likeliest(logits, path))
-            farthest.append(js_of(entropy(path), spread[:, None], path.add_(centroid[:, None])))
-        of_draft = js_divergence(outcomes.of(v.draft_logits[:, at]), centroid, spread)
-        return of_draft, torch.cat(farthest, dim=1).amax(1), outcomes.x == majority(torch.cat(y, dim=1), centroid)
-
-    def draw(self, v: Verification, outcomes: AllTokens | Candidates, logits: Tensor, path: Tensor) -> Tensor:
-        """Return ``(B, K, n)`` each head's outcome, drawn from ``path``, its distribution over the outcomes."""
-        return v.randomness.categorical(path)
 
     def correction(self, v: Verification, at: Tensor) -> Tensor:
         return v.target_distribution(at)
@@ -153,8 +145,8 @@ class AllTokens:
         """Return the distribution over the outcomes of logits ``(B, …, n, V)``, in float32."""
         return logits.softmax(-1, dtype=torch.float32)
 
-    def likeliest(self, logits: Tensor, path: Tensor) -> Tensor:
-        return logits.argmax(-1)
+    def likeliest(self, laws: Tensor) -> Tensor:
+        return laws.argmax(-1)
 
 
 class Candidates:
@@ -175,8 +167,8 @@ class Candidates:
         picked[..., -1].masked_fill_(twice, 0)
         return torch.cat([picked, (1 - picked.sum(-1, keepdim=True)).clamp_(min=0)], dim=-1)
 
-    def likeliest(self, logits: Tensor, path: Tensor) -> Tensor:
-        return path[..., :-1].argmax(-1)  # the rest is no token
+    def likeliest(self, laws: Tensor) -> Tensor:
+        return laws[..., :-1].argmax(-1)  # the rest is no token
 
 
 def likeliest(logits: Tensor, count: int) -> Tensor:
@@ -195,16 +187,11 @@ def _room(device: torch.device) -> int:
     return _CHUNK_BYTES.get(device.type, _CHUNK_BYTES_ELSEWHERE)
 
 
-def _chunks(shape: Sequence[int], device: torch.device) -> list[tuple[slice, list[slice]]]:
-    """Cut distributions ``(B, K, n, V)`` into positions, and heads at each, of bounded size as float32."""
+def _positions(shape: Sequence[int], device: torch.device) -> list[slice]:
+    """Cut distributions ``(B, K, n, V)`` into positions of bounded size as float32."""
     batch, paths, n, width = shape
-    rows = max(1, _room(device) // (4 * batch * width))
-    positions, heads = max(1, rows // paths), min(rows, paths)
-
-    def cut(length: int, step: int) -> list[slice]:
-        return [slice(start, min(start + step, length)) for start in range(0, length, step)]
-
-    return [(at, cut(paths, heads)) for at in cut(n, positions)]
+    step = max(1, _room(device) // (4 * batch * width) // paths)
+    return [slice(start, min(start + step, n)) for start in range(0, n, step)]
 
 
 def majority(y: Tensor, centroid: Tensor) -> Tensor:

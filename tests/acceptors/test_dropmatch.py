@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from hf_lossy_assist.acceptors import DropMatch, dropmatch
-from hf_lossy_assist.acceptors.dropmatch import js_divergence, majority
+from hf_lossy_assist.acceptors.dropmatch import majority
+from hf_lossy_assist.core.distributions import js_divergence
 from hf_lossy_assist.core.messages import Verification
 from tests.acceptors.dropped_heads import VOCABULARY, verification
 
