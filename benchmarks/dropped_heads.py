@@ -23,7 +23,7 @@ from hf_lossy_assist.cli.options import Data, Dtype, TaskName, Threads
 from hf_lossy_assist.cli.setup import Setup
 from hf_lossy_assist.core.messages import Verification
 from hf_lossy_assist.evaluation.answers import by_mode, load_answers
-from hf_lossy_assist.evaluation.quality import interval_of_sums
+from hf_lossy_assist.evaluation.quality import interval
 from hf_lossy_assist.models.lm_head_hook import DROPOUTS, choose_dropout
 from hf_lossy_assist.models.reading import read_text
 
@@ -83,8 +83,7 @@ def table(problems: list[Said], paths: int) -> str:
     lines = ["| heads that agree | positions, % | mean p of their token |", "|---|---|---|"]
 
     def share(of: str, wanted: float) -> str:
-        counts = np.array([(float((getattr(x, of) == wanted).sum()), len(x.size)) for x in problems])
-        estimate, low, high = interval_of_sums(counts, lambda sums: 100 * sums[:, 0] / sums[:, 1])
+        estimate, low, high = interval([(100 * float((getattr(x, of) == wanted).sum()), len(x.size)) for x in problems])
         return f"{estimate:.2f} ({max(0.0, low):.2f} … {high:.2f})"
 
     size, p, js = (torch.cat([getattr(x, name) for x in problems]) for name in ("size", "p", "js"))

@@ -5,7 +5,6 @@ Answers may quote their data set, which is not kept here. ``evaluate … --out C
 
 from __future__ import annotations
 
-import json
 import re
 import zlib
 from dataclasses import asdict, replace
@@ -15,8 +14,7 @@ from typing import Annotated
 import typer
 
 from hf_lossy_assist.errors import LossyValueError
-from hf_lossy_assist.evaluation.answers import COSTS, RESULTS, Answer, load_answers
-from hf_lossy_assist.evaluation.costs import predicted_seconds
+from hf_lossy_assist.evaluation.answers import RESULTS, Answer, load_answers
 from hf_lossy_assist.evaluation.scores import baselines_of, mode_scores
 from hf_lossy_assist.store.folder import MANIFEST, without_folder, write_json
 
@@ -63,13 +61,7 @@ def main(
     out.mkdir(parents=True, exist_ok=True)
     write_lines(out / RESULTS, map(asdict, kept))
     write_json(out / MANIFEST, plan)
-    costs = {}
-    if (folder / COSTS).exists():
-        costs = json.loads((folder / COSTS).read_text(encoding="utf-8"))
-        write_json(out / COSTS, costs)
-    modes = modes_of(plan)
-    predicted = predicted_seconds(modes, costs.get("modes", {}), kept)
-    rows = mode_scores(kept, plan["reference"], predicted, baselines_of(modes), plan.get("batch_size", 1))
+    rows = mode_scores(kept, plan["reference"], baselines_of(modes_of(plan)), plan.get("batch_size", 1))
     write_json(out / "summary.json", {row.label: row.entry for row in rows})
 
 

@@ -18,7 +18,7 @@ import typer
 
 from hf_lossy_assist.errors import LossyValueError
 from hf_lossy_assist.evaluation.answers import Answer, by_mode, load_answers
-from hf_lossy_assist.evaluation.quality import Interval, interval_of_sums
+from hf_lossy_assist.evaluation.quality import Interval, interval
 from hf_lossy_assist.theory import expected_tokens_per_round
 
 from . import command
@@ -54,15 +54,15 @@ def price(own: Mapping[int, Answer], lossless: Mapping[int, Answer], gamma: int)
     expected = np.asarray(expected_tokens_per_round(_ALPHAS, gamma), dtype=float)
 
     def share(sums: np.ndarray) -> np.ndarray:
-        alpha, before = (np.interp(sums[:, i] / sums[:, i + 1], expected, _ALPHAS) for i in (0, 2))
+        alpha, before = (np.interp(sums[..., i] / sums[..., i + 1], expected, _ALPHAS) for i in (0, 2))
         return (alpha - before) / (1 - before)
 
     values = np.array(counts, dtype=float)
-    paid = interval_of_sums(values, lambda sums: sums[:, 4] / sums[:, 5] / share(sums))
+    paid = interval(values, lambda sums: sums[..., 4] / sums[..., 5] / share(sums))
     solved = [(100.0 * (x.score <= 0), x.lossy) for x, y in pairs if y.score > 0]
     known = sum(kept > 0 for _, kept in solved) > 1
-    lost = interval_of_sums(np.array(solved), lambda sums: sums[:, 0] / sums[:, 1]) if known else None
-    return Price(len(ids), interval_of_sums(values, share), paid, lost)
+    lost = interval(solved) if known else None
+    return Price(len(ids), interval(values, share), paid, lost)
 
 
 def table(folder: Path) -> str:

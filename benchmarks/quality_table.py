@@ -20,18 +20,16 @@ import typer
 from scipy.stats import binomtest, t
 
 from hf_lossy_assist.drafting.draft_ends import DEFAULT_NUM_TOKENS
-from hf_lossy_assist.evaluation.answers import COSTS, Answer, by_mode, load_answers
-from hf_lossy_assist.evaluation.costs import predicted_seconds
+from hf_lossy_assist.evaluation.answers import Answer, by_mode, load_answers
 from hf_lossy_assist.evaluation.modes import DecodingMode, parse_modes
 from hf_lossy_assist.evaluation.quality import (
     Interval,
-    paired_interval,
-    ratio_interval,
+    interval,
     times_as_fast,
-    tokens_per_call,
 )
 
 from . import command
+from .costs import COSTS, predicted_seconds
 
 _NAMES = {"draft": "draft alone", "plain": "target alone", "everything": "everything kept"}
 _ROWS = Path(__file__).parent / "qwen-coder"
@@ -91,16 +89,17 @@ class Row:
             won=100 * fmean(x.score > y.score for x, y in pairs),
             kept=float(sum(x.accepted for x, _ in pairs) / rounds) if drafts else None,
             tokens_per_call=times_as_fast(counts[:, :2], counts[:, 2:]) if drafts else None,
-            tokens=ratio_interval(counts, lambda sums: sums[:, 0] / sums[:, 2]),
-            time=ratio_interval(taken, lambda sums: sums[:, 0] / sums[:, 1]) if spent else None,
+            tokens=interval(counts[:, [0, 2]], log=True),
+            time=interval(taken, log=True) if spent else None,
             cut=100 * sum(x.cut for x, _ in pairs) / len(pairs),
         )
 
 
 def points(pairs: Sequence[tuple[Answer, Answer]]) -> Interval:
     """Return the mean difference of scores in %, with its interval."""
-    own, reference = ([answer.score for answer in side] for side in zip(*pairs, strict=True))
-    return tuple(100 * value for value in paired_interval(own, reference))
+    apart = [own.score - reference.score for own, reference in pairs]
+    _, low, high = interval([1.0, -1.0, *apart])
+    return tuple(100 * value for value in (fmean(apart), max(-1.0, low), min(1.0, high)))
 
 
 @dataclass(frozen=True)
@@ -201,7 +200,11 @@ def table(folder: Path, costs: Path | None = None) -> str:
     for ids, labels in sorted(groups.items(), key=lambda group: -len(group[0])):
         own = [known[reference][i] for i in sorted(ids)]
         row, length = kept.row(reference, ids), fmean(answer.tokens for answer in own)
-        unit = [f"1 = {times(tokens_per_call(own))}", f"1 = {length:.0f}", "1"]
+        unit = [
+            f"1 = {times(interval([(x.tokens, max(1, x.rounds)) for x in own], log=True))}",
+            f"1 = {length:.0f}",
+            "1",
+        ]
         if kept.best is not None:
             unit = [
                 "1" if kept.best == reference else times(row.speed),

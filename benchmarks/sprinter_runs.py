@@ -11,13 +11,12 @@ from pathlib import Path
 from statistics import fmean
 from typing import Annotated
 
-import numpy as np
 import typer
 
 from hf_lossy_assist.acceptors.sprinter import Sprinter
 from hf_lossy_assist.errors import LossyValueError
 from hf_lossy_assist.evaluation.answers import Answer, by_mode, load_answers
-from hf_lossy_assist.evaluation.quality import mean_interval, paired_interval, ratio_interval
+from hf_lossy_assist.evaluation.quality import interval
 from hf_lossy_assist.heads import VerifierConfig, VerifierHead
 from hf_lossy_assist.tasks.plain_prompts import rouge_l
 from hf_lossy_assist.theory import sprinter_expected_run_length
@@ -72,8 +71,8 @@ def table(folder: Path, config: VerifierConfig) -> str:
                 raise LossyValueError(f"`head` says nothing of the threshold of {label!r}; it has {config.thresholds}")
             # The target adds a token to every run.
             most = settings["max_draft"] - 1
-            counts = np.array([(one.tokens, one.rounds) for one in own.values()], dtype=float)
-            seen = ratio_interval(counts, lambda sums: sums[:, 0] / sums[:, 1] - 1)
+            counts = [(one.tokens, one.rounds) for one in own.values()]
+            seen = interval(counts, lambda sums: sums[..., 0] / sums[..., 1] - 1, log=True)
             expected = expected_run(row.tpr, row.fpr, config.metrics["acceptable_share"], most)
             run = [f"{100 * row.tpr:.0f}", f"{100 * row.fpr:.1f}", f"{expected:.2f}", _RUN.format(*seen)]
         cells = [
@@ -86,8 +85,9 @@ def table(folder: Path, config: VerifierConfig) -> str:
 
 
 def _beside(own: Mapping[int, Answer], reference: Mapping[int, Answer]) -> tuple[str, str]:
-    apart = paired_interval(*([each[i].score for i in own] for each in (own, reference)))
-    rouge = mean_interval([rouge_l(whole_text(one), whole_text(reference[i])) for i, one in own.items()])
+    scores = [one.score - reference[i].score for i, one in own.items()]
+    apart = (fmean(scores), *interval([1.0, -1.0, *scores])[1:])
+    rouge = interval([rouge_l(whole_text(one), whole_text(reference[i])) for i, one in own.items()])
     return _SIGNED.format(*apart), _PLAIN.format(*rouge)
 
 

@@ -32,7 +32,7 @@ NEEDING = {
     "mine --pair arithmetic --out labels": "lab",
     "train judge --data labels --out head": "lab",
     "advise --pair arithmetic": "lab",
-    "calibrate --pair arithmetic --out x": "lab",
+    "calibrate --from answers --out x": "lab",
     "evaluate --pair arithmetic": "lab",
     "lm-eval --help": "lm-eval",
 }

@@ -35,7 +35,7 @@ def test_a_number_is_a_head_and_no_dropout_is_the_target(tmp_path):
         out = tmp_path / f"{dropout}-{number}"
         run(
             app, "--dropout", dropout, "--number", number, "evaluate", "--pair", "arithmetic", "--limit", 3,
-            "--modes", "plain", "--max-new-tokens", 30, "--set", "costs=false", "--out", out,
+            "--modes", "plain", "--max-new-tokens", 30, "--out", out,
         )  # fmt: skip
         return [one.text for one in load_answers(out)[1]]
 

@@ -57,7 +57,6 @@ def test_the_command_reads_the_answers_of_an_evaluation(tmp_path):
     answers = tmp_path / "answers"
     evaluate(
         pair.target, tokenizer=pair.tokenizer, task=pair.task, modes="plain", limit=2, out=answers, max_new_tokens=12,
-        costs=False,
     )  # fmt: skip
     output = run(dropped_heads.app, answers, "--pair", "arithmetic").output
     assert "2 answers, 2" in output

@@ -96,7 +96,7 @@ def evaluate(*arguments, status=0):
 
 def test_grown_models_say_the_same(tiny_pair_folder, tmp_path, monkeypatch):
     monkeypatch.setattr(Arithmetic, "max_new_tokens", 8)
-    common = ["--set", f"folder={tiny_pair_folder}", "--modes", "plain,lossless@2", "--set", "costs=false"]
+    common = ["--set", f"folder={tiny_pair_folder}", "--modes", "plain,lossless@2"]
     grown = ("--grow", "layers=3,hidden=96,heads=6,vocab=900", "--grow-draft", "hidden=96")
     evaluate(*grown, [*common, "--out", tmp_path / "grown"])
     evaluate([*common, "--out", tmp_path / "small"])

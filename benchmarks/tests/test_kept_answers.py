@@ -18,7 +18,7 @@ def test_an_evaluation_goes_on_with_answers_without_texts(tmp_path):
     def run(modes: str, limit: int) -> None:
         hf_lossy_assist.evaluate(
             pair.target, pair.draft, tokenizer=pair.tokenizer, task=pair.task, modes=modes, limit=limit,
-            max_new_tokens=24, out=tmp_path / "own", costs=False,
+            max_new_tokens=24, out=tmp_path / "own",
         )  # fmt: skip
 
     def keep() -> dict:

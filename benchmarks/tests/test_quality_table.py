@@ -28,10 +28,14 @@ def folder(tmp_path):
     }
     plan = {"modes": modes, "problems": [1, 2, 3], "runs": [], "reference": "lossless"}
     store = AnswerStore(tmp_path / "answers", plan)
-    store.add([Answer("lossless", i, 1.0, 60, 20, 40, None, "", cut=not i) for i in range(3)])
-    store.add([Answer("topk", i, float(i > 0), 66, 11, 54, None, "") for i in range(3)])
-    store.add([Answer("draft", i, 0.0, 50, 0, 50, None, "") for i in range(3)])
-    store.add([Answer("typical@8", i, 0.5 - i / 4, 60, 10, 50, None, "") for i in range(2)])  # not all problems
+    for i in range(3):
+        store.add(Answer("lossless", i, 1.0, 60, 20, 40, None, "", cut=not i))
+    for i in range(3):
+        store.add(Answer("topk", i, float(i > 0), 66, 11, 54, None, ""))
+    for i in range(3):
+        store.add(Answer("draft", i, 0.0, 50, 0, 50, None, ""))
+    for i in range(2):  # not all problems
+        store.add(Answer("typical@8", i, 0.5 - i / 4, 60, 10, 50, None, ""))
     return tmp_path / "answers"
 
 

@@ -20,7 +20,7 @@ COMMANDS = {
     "rules": ("rules:rules", "List the rules with their settings, sources and what they read", None),
     "inspect": ("inspect:inspect", "Write a page that shows what became of every token", None),
     "advise": ("advise:advise", "Predict what each rule brings on your models", "lab"),
-    "evaluate": ("evaluate:evaluate", "Compare modes: scores with intervals, speed, time by stage", "lab"),
+    "evaluate": ("evaluate:evaluate", "Compare modes: scores with intervals, and speed", "lab"),
     "calibrate": ("calibrate:calibrate", "Certify the fastest setting that loses little of a score", "lab"),
     "mine": ("mine:mine", "Make training data for heads", "lab"),
     "train": ("train:app", "Train heads from labelled data", "lab"),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -12,12 +11,11 @@ from ..evaluation.advice.advice import DRAFT_COST
 from ..evaluation.advice.advising import advise as advice_on
 from . import options
 from .console import Console, progress
-from .setup import CHOOSING, DRAFTING, LOADING, LONGEST, Setup
+from .setup import CHOOSING, LOADING, LONGEST, Setup
 
 SETTINGS = {
     **LOADING,
     **CHOOSING,
-    "prompt_lookup": DRAFTING["prompt_lookup"],
     "max_new_tokens": LONGEST,
     "dtype": "the weights' type; as stored by default, float32 with --pair arithmetic",
     "draft_cost": "also a table for hardware where a drafted token takes so much of a token's; [C,C,…] for several",
@@ -29,7 +27,6 @@ def advise(
     pair: options.PairName = None,
     model: options.Target = None,
     assistant: options.Assistant = None,
-    head: options.HeadSources = None,
     draft_dtype: options.DraftDtype = None,
     task: options.TaskName = None,
     data: options.Data = None,
@@ -45,12 +42,6 @@ def advise(
         str | None, options.of_decoding(metavar="N,…", help="Draft lengths to show; each rule's best by default.")
     ] = None,
     sample: options.Sample = False,
-    labels: Annotated[
-        Path | None,
-        options.of_output(
-            metavar="FOLDER", help="Labels of `mine --labels judge`: also predict answers lost and won of 100."
-        ),
-    ] = None,
     out: options.OutFolder = None,
     as_json: Annotated[
         bool, options.of_output("--json", help="Print what advice.json has, in place of tables.")
@@ -59,13 +50,13 @@ def advise(
 ) -> None:
     """Predict what each rule brings: tokens per call, speed here, and how far it leaves the target.
 
-    The target answers the prompts, and each model reads the answers once. Only the recommended rule and its neighbours
-    run, on eight prompts, which corrects them. Without --modes, the usual rules are compared, and without --gammas each
-    with its best draft length.
+    The target answers the prompts, and target and draft model read the answers once. Without --modes, the usual rules
+    are compared, and without --gammas each with its best draft length. Rules that look at whole drafts or at states,
+    and other drafters, are not predicted: measure a dozen prompts with `evaluate`.
     """
     given = options.read_set(settings, SETTINGS)
     setup = Setup.of(
-        pair, model, assistant, given.get("dtype"), draft_dtype, given, head=head, task=task, data=data, sample=sample
+        pair, model, assistant, given.get("dtype"), draft_dtype, given, task=task, data=data, sample=sample
     )
     lengths, costs = options.numbers("--gammas", gammas, int), given.get("draft_cost", [])
     shares = costs if isinstance(costs, list) else [costs]
@@ -75,10 +66,9 @@ def advise(
     with progress(screen) as bar:
         advice = advice_on(
             loaded.target, loaded.draft, loaded.tokenizer, loaded.task, modes=modes, gammas=lengths, limit=limit,
-            prompt_lookup_num_tokens=given.get("prompt_lookup"), split=setup.split,
-            max_new_tokens=given.get("max_new_tokens"), heads=loaded.heads, temperature=setup.temperature,
+            split=setup.split, max_new_tokens=given.get("max_new_tokens"), temperature=setup.temperature,
             top_p=setup.top_p, batch_size=batch_size, tune=given.get("tune", False), seed=setup.seed, out=out,
-            labels=labels, measure="task" if setup.is_scored else None, track=bar.track,
+            measure="task" if setup.is_scored else None, track=bar.track,
         )  # fmt: skip
     if as_json:
         typer.echo(json.dumps(advice.entry, indent=2, ensure_ascii=False))

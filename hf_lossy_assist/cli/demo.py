@@ -17,7 +17,6 @@ from ..evaluation.evaluation import Evaluation
 from ..evaluation.modes import Models, parse_modes
 from ..evaluation.requests import batches_of, run_request
 from ..evaluation.result import EvaluationResult, points, score_table
-from ..evaluation.tables import interval
 from .console import Console, limit_threads, progress
 from .options import of_models, of_prompts
 from .rendering import marked, traced_text
@@ -42,7 +41,7 @@ def demo(
     )  # fmt: skip
     screen.print(f"{limit} problems, each answered in {len(evaluation.modes)} modes", style="dim")
     with progress(screen) as bar:
-        result = evaluation.complete(None, costs=False, track=bar.track)
+        result = evaluation.complete(None, bar.track)
     verdict = Verdict.of(result)
     answers = by_mode(result.answers)
     plain, rule = (answers[label] for label in (verdict.shown[0], verdict.shown[-1]))
@@ -83,8 +82,8 @@ class Verdict:
         times = rows[rule].speed.times
         speed = (
             f"{rule} is the fastest rule{' that is not shown to lose points' if good else ''}: "
-            f"{interval(times['lossless'])} × as fast as {lossless}, the fastest lossless setting, and "
-            f"{interval(times['plain'])} × as fast as the target alone (in brackets: a 95 % interval over the "
+            f"{times['lossless']} × as fast as {lossless}, the fastest lossless setting, and "
+            f"{times['plain']} × as fast as the target alone (in brackets: a 95 % interval over the "
             "batches)."
         )
         slow = ""

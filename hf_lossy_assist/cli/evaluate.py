@@ -1,4 +1,4 @@
-"""``lossy-assist evaluate``: every mode's score on a task, its speed, and where the time goes."""
+"""``lossy-assist evaluate``: every mode's score on a task, and its speed."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from contextlib import nullcontext
 
 import typer
 
-from ..errors import LossyValueError
 from ..evaluation.evaluate import evaluate as measured
 from ..store.folder import this_process
 from . import options
@@ -16,10 +15,7 @@ from .setup import CHOOSING, DRAFTING, LOADING, Setup
 MEASURING = {
     "measure": "task: its score; rouge: ROUGE-L to the reference's text; likelihood: the target's p, geometric mean",
     "repeats": "how often each prompt is answered; the speed is that of the median",
-    "stages": "true shows where a round's time goes, from one more answer to the first prompts",
     "clock": "wall, or cpu: this process's computing time, for one thread on a busy machine",
-    "costs": "false leaves out what rounds cost, and with it the predicted seconds of an answer",
-    "noise_floor": "true adds what rounding alone does: the target in another batch and dtype",
 }
 SETTINGS = LOADING | CHOOSING | DRAFTING | MEASURING
 
@@ -43,7 +39,7 @@ def evaluate(
     out: options.OutFolder = None,
     settings: options.Settings = None,
 ) -> None:
-    """Let every mode answer the same prompts: scores with paired differences, tokens kept, speed, and stages.
+    """Let every mode answer the same prompts: scores with paired differences, tokens kept, and speed.
 
     A task's answers are scored; other prompts, of --data, are only timed. OUT gets results.jsonl (a line per prompt
     and mode), summary.json and plot.png. `accelerate launch -m hf_lossy_assist evaluate …` splits the prompts over
@@ -54,8 +50,6 @@ def evaluate(
         pair, model, assistant, dtype, draft_dtype, given, head=head, task=task, data=data, sample=sample,
         engine=engine,
     )  # fmt: skip
-    if given.get("noise_floor") and engine != "hf":
-        raise LossyValueError("`noise_floor` is of the engine hf; leave it or `--engine` out")
     lookup = given.get("prompt_lookup")
     with setup.vllm or nullcontext():
         for mode in setup.modes(modes, setup.heads):  # before models are loaded

@@ -61,8 +61,9 @@ def inspect(
         each.check_draft(model=setup.models.has_draft, lookup=lookup > 0)
     loaded = setup.load({"PROMPT": prompt})
     models = replace(loaded.models, lookup=lookup)
-    if "gamma" not in given and models.longest < GAMMA:  # a block is short
-        named = replace(setup, settings={**own, "gamma": models.longest}).modes(modes, loaded.heads)
+    longest = getattr(models.draft, "longest", None)
+    if "gamma" not in given and longest is not None and longest < GAMMA:  # a block is short
+        named = replace(setup, settings={**own, "gamma": longest}).modes(modes, loaded.heads)
     for each in named:
         each.check_models(models)
     example = loaded.shown if prompt is None else None

@@ -10,12 +10,11 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from .. import tasks
 from ..errors import need
 from ..heads import Head
-from ..models.prepacked import is_prepacked
 from ..store.folder import this_process
 from ..tasks import Task
 from ..values import ONE_OR_MORE
 from .evaluation import Evaluation, Track, progress_bar
-from .modes import DecodingMode, Models, modes_of, with_noise
+from .modes import DecodingMode, Models, modes_of
 from .result import EvaluationResult
 
 
@@ -46,10 +45,7 @@ def evaluate(
     seed: int = 0,
     measure: str | None = "task",
     repeats: int = 1,
-    stages: bool = False,
     clock: str = "wall",
-    costs: bool = True,
-    noise_floor: bool = False,
     out: str | Path | None = None,
     track: Track = progress_bar,
 ) -> EvaluationResult:
@@ -88,14 +84,8 @@ def evaluate(
         ``"likelihood"``, the geometric mean of the tokens' p. None only measures times.
     repeats
         How often every problem is answered. The speed is that of the median, and the first text counts.
-    stages
-        Whether the first batches are answered once more, to see where a round's time goes.
     clock
         ``"wall"``, or ``"cpu"``: this process's computing time, in one thread, which other load does not change.
-    costs
-        Whether to measure what rounds cost here, for the predicted seconds of an answer.
-    noise_floor
-        Whether to add the target in another batch shape and dtype, and ``lossless``: what rounding alone does.
     out
         A folder for ``results.jsonl``, ``summary.json`` and ``plot.png``; an interrupted run continues there.
     track
@@ -129,12 +119,10 @@ def evaluate(
         ONE_OR_MORE.check("prompt_lookup_num_tokens", prompt_lookup_num_tokens)
         gamma = gamma if draft is not None else prompt_lookup_num_tokens
     listed = modes_of(modes, gamma, temperature, top_p, heads or {}) if isinstance(modes, str) else list(modes)
-    if noise_floor:
-        listed = with_noise(listed, gamma, dtype=not is_prepacked(target))
     models = Models(target, draft, heads or {}, prompt_lookup_num_tokens or 0, tokenizer)
     evaluation = Evaluation(
         models, tokenizer, tasks.load(task) if isinstance(task, str) else task, listed,
         reference or reference_of(listed), limit, split, batch_size, max_new_tokens, seed, this_process(),
-        measure, repeats, stages, clock,
+        measure, repeats, clock,
     )  # fmt: skip
-    return evaluation.complete(None if out is None else Path(out), costs=costs, track=track)
+    return evaluation.complete(None if out is None else Path(out), track)

@@ -27,18 +27,14 @@ from ..store.folder import Process
 from ..tasks import Example, Task
 from ..values import ONE_OR_MORE
 from .answers import Answer, AnswerStore
-from .costs import costs_of, lengths_between, predicted_seconds
-from .meters import CLOCKS, energy_counter, machine, provenance
+from .meters import CLOCKS, provenance
 from .modes import DecodingMode, Models
 from .quality import MEASURES, Measurable
-from .requests import Ending, Instruments, PromptBatch, Response, batches_of, run_request
+from .requests import Ending, PromptBatch, Response, batches_of, run_request
 from .result import EvaluationResult
 from .scores import baselines_of
 
 _WARM_UP_TOKENS = 4
-
-WATCHED = 8
-"""So many batches, at most, are answered once more to see where the time goes."""
 
 Track = Callable[..., Iterable[Any]]
 """Shows the progress of an iterable, given its ``total`` and ``description``."""
@@ -70,7 +66,6 @@ class Evaluation:
     process: Process = field(default_factory=Process)  # its number decides which batches it answers
     measure: str | None = "task"  # one of :data:`~hf_lossy_assist.evaluation.quality.MEASURES`; None only times
     repeats: int = 1  # how often a batch is answered, to measure the speed
-    stages: bool = False  # whether some batches are answered once more, to see where the time goes
     clock: str = "wall"  # one of :data:`~hf_lossy_assist.evaluation.meters.CLOCKS`
 
     def __post_init__(self) -> None:
@@ -139,18 +134,17 @@ class Evaluation:
         """
         store = AnswerStore() if store is None else store
         warm: set[str] = set()
-        with enabled(self.models.target), energy_counter(self.models.target.device) as energy:
-            instruments = Instruments(CLOCKS[self.clock], energy)
+        with enabled(self.models.target):
             for b, batch in self.own_batches.items():
                 ids = range(b * self.batch_size, b * self.batch_size + len(batch))
                 labels = [mode.label for mode in self.modes if mode.label == self.reference or wanted(mode.label)]
-                missing = {label for label in labels for i in ids if (label, i) not in store.known}
+                missing = {label for label in labels for i in ids if (label, i) not in store}
                 modes = [mode for mode in self.modes if mode.label in missing]
                 self._warm_up([mode for mode in modes if mode.label not in warm], batch)
                 warm |= missing
-                self._answer(modes, b, batch, instruments, store)
+                self._answer(modes, b, batch, store)
                 for i in ids:
-                    yield {label: store.known[label, i] for label in labels}
+                    yield {label: store[label, i] for label in labels}
 
     def _warm_up(self, modes: Sequence[DecodingMode], batch: PromptBatch) -> None:
         """Let modes answer without recording it; one that can't run fails before others spend time on answers.
@@ -158,7 +152,7 @@ class Evaluation:
         Where speed is measured by repeats, they answer the whole batch, with which compiled forwards are prepared.
         """
         length = self.length
-        if self.repeats == 1 and not self.stages:
+        if self.repeats == 1:
             length = min(_WARM_UP_TOKENS, length)
             batch = PromptBatch(batch.ids[:, -_WARM_UP_TOKENS:], batch.mask[:, -_WARM_UP_TOKENS:], batch.seed)
         for mode in modes:
@@ -168,29 +162,22 @@ class Evaluation:
                 reason = f"{mode.label}: {str(error).strip()}"
                 raise LossyValueError(f"`modes` has a mode that can't run here, {reason}") from error
 
-    def _answer(
-        self, modes: Sequence[DecodingMode], b: int, batch: PromptBatch, instruments: Instruments, store: AnswerStore
-    ) -> None:
+    def _answer(self, modes: Sequence[DecodingMode], b: int, batch: PromptBatch, store: AnswerStore) -> None:
         """Let modes answer a batch in turn; a mode's answers are stored once its calls and the reference's are made."""
-        watched = self.stages and b < WATCHED
-        calls = {mode.label: self.repeats + (watched and mode.engine is None) for mode in modes}
-        made: dict[str, list[Response]] = {label: [] for label in calls}
-        for call, place in product(range(self.repeats + watched), range(len(modes))):
+        made: dict[str, list[Response]] = {mode.label: [] for mode in modes}
+        for call, place in product(range(self.repeats), range(len(modes))):
             mode = modes[(place + call + b) % len(modes)]
-            if call < calls[mode.label]:
-                stages = call == self.repeats
-                made[mode.label].append(run_request(self.models, mode, batch, self.length, instruments, stages=stages))
+            made[mode.label].append(run_request(self.models, mode, batch, self.length, CLOCKS[self.clock]))
             for one in sorted(modes, key=lambda mode: mode.label != self.reference):
-                ready = one.label in made and len(made[one.label]) == calls[one.label]
+                ready = one.label in made and len(made[one.label]) == self.repeats
                 if ready and (one.label == self.reference or self.reference not in made):
-                    store.add(self.scored(one, b, made.pop(one.label), store))
+                    for answer in self.scored(one, b, made.pop(one.label), store):
+                        store.add(answer)
 
     def scored(self, mode: DecodingMode, b: int, runs: Sequence[Response], store: AnswerStore) -> list[Answer]:
         """Return a mode's answers to a batch, given its calls; ``store`` holds the reference's."""
-        first, timed = runs[0], runs[: self.repeats]
-        size, stages = len(first.rows), runs[-1].stages
-        seconds = [run.seconds / size for run in timed]
-        joules = [run.joules / size for run in timed if run.joules is not None]
+        first, size = runs[0], len(runs[0].rows)
+        seconds = [run.seconds / size for run in runs]
         texts = self.tokenizer.batch_decode(first.rows, skip_special_tokens=True)
         ends = ending_tokens(self.models.target.generation_config)
         answers = []
@@ -198,7 +185,7 @@ class Evaluation:
         for i, (text, tokens, (rounds, accepted, lossy), drafted) in enumerate(rows, b * self.batch_size):
             score = None
             if self.measure is not None:
-                own = text if mode.label == self.reference else store.known[self.reference, i].text
+                own = text if mode.label == self.reference else store[self.reference, i].text
                 score = MEASURES[self.measure](
                     Measurable(self.task, self.examples[i], self.models.target, self._prompt(i), tokens, text, own)
                 )
@@ -207,7 +194,6 @@ class Evaluation:
                 Answer(
                     mode.label, i, score, len(tokens), rounds, accepted, median(seconds), text, lossy, cut,
                     len(self._prompt(i)), drafted, first.memory, tuple(seconds) if len(seconds) > 1 else (),
-                    sum(joules) / len(joules) if joules else None, stages if i == b * self.batch_size else None,
                     () if self._tokenized(text, cut) == tokens.tolist() else tuple(tokens.tolist()),
                 )
             )  # fmt: skip
@@ -246,7 +232,7 @@ class Evaluation:
             "task": self.task.name,
             "split": self.split,
             "measure": self.measure,
-            **({"repeats": self.repeats, "stages": self.stages} if self.repeats > 1 or self.stages else {}),
+            **({"repeats": self.repeats} if self.repeats > 1 else {}),
             **({"clock": self.clock} if self.clock != "wall" else {}),
             "scoring": dict(self.task.scoring),
             "reference": self.reference,
@@ -264,33 +250,13 @@ class Evaluation:
             "runs": [provenance(target.device, limit=self.limit, processes=self.process.count)],
         }
 
-    def complete(self, out: Path | None, *, costs: bool, track: Track) -> EvaluationResult:
-        """Answer all problems, measure ``costs``, and return the result; a folder ``out`` keeps it."""
+    def complete(self, out: Path | None, track: Track) -> EvaluationResult:
+        """Answer all problems, and return the result; a folder ``out`` keeps it."""
         store = AnswerStore() if out is None else AnswerStore(out, self.plan())
         total = sum(map(len, self.own_batches.values()))
         for _ in track(self.run(store), total=total, description="problems answered"):
             pass
-        if costs:
-            self.measure_costs(store, lambda turns: track(turns, total=len(turns), description="timing"))
         return self.finish(store)
-
-    def measure_costs(self, store: AnswerStore, track: Callable[[Sequence[Any]], Iterable[Any]] = iter) -> None:
-        """Measure what the modes' rounds cost here, at the lengths of the answered texts, and let ``store`` keep it.
-
-        What the store knows of this machine is not measured again; of other machines, it is forgotten.
-        """
-        if self.process.number or any(mode.engine is not None for mode in self.modes):
-            return
-        here = machine(self.models.target.device) | {"threads": torch.get_num_threads()}
-        known = store.costs["modes"] if store.costs.get("machine") == here else {}
-        missing = [mode for mode in self.modes if mode.label not in known]
-        if not missing:
-            return
-        text = max((self._prompt(i).tolist() for i in range(len(self.examples))), key=len)
-        found = costs_of(
-            self.models, missing, text, lengths_between(store.known.values()), track, CLOCKS[self.clock]
-        )  # fmt: skip
-        store.keep_costs({"machine": here, "modes": known | {label: asdict(one) for label, one in found.items()}})
 
     def finish(self, store: AnswerStore) -> EvaluationResult:
         """Return the result of a store, and save it if the store has a folder."""
@@ -304,16 +270,11 @@ class Evaluation:
     def result(self, store: AnswerStore) -> EvaluationResult:
         """Return a store's answers in the order of modes and problems, with every mode's score."""
         order = {mode.label: m for m, mode in enumerate(self.modes)}
-        found = [store.known[key] for key in store.known if key[0] in order and key[1] < len(self.examples)]
+        found = [answer for answer in store if answer.mode in order and answer.id < len(self.examples)]
         answers = tuple(sorted(found, key=lambda answer: (order[answer.mode], answer.id)))
-        predicted = predicted_seconds(self.modes, store.costs.get("modes", {}), answers)
         kinds = [example.category for example in self.examples]
-        same = [mode.label for mode in self.modes if mode.is_the_target_s and mode.label != self.reference]
-        noise = same if any(mode.is_rounding for mode in self.modes) else ()
-        result = EvaluationResult.of(
-            answers, self.reference, kinds, predicted, baselines_of(self.modes), self.batch_size
-        )  # fmt: skip
-        return replace(result, noise=noise, is_whole=len(answers) == len(self.modes) * len(self.examples))
+        result = EvaluationResult.of(answers, self.reference, kinds, baselines_of(self.modes), self.batch_size)
+        return replace(result, is_whole=len(answers) == len(self.modes) * len(self.examples))
 
 
 def model_changes(target: nn.Module, draft: nn.Module | None) -> dict[str, Any]:

@@ -1,20 +1,16 @@
-"""Meters of a ``generate()`` call: forwards of both models, memory, energy; and where a measurement was made."""
+"""Meters of a ``generate()`` call: clocks and memory; and where a measurement was made."""
 
 from __future__ import annotations
 
 import platform
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
-from transformers import PreTrainedModel
 
 from ..compat import versions_of
 from ..store.folder import without_folders
@@ -26,70 +22,6 @@ Clock = Callable[[], float]
 
 CLOCKS: Mapping[str, Clock] = {"wall": time.perf_counter, "cpu": time.process_time}
 """``cpu`` is the computing time of all this process's threads. With one thread, other load does not change it."""
-
-
-@dataclass
-class ForwardTimes:
-    """The forwards of one model during a call."""
-
-    calls: list[float] = field(default_factory=list)  # seconds of each: the decoder, and the LM head where called
-    first_end: float | None = None  # when the first ended, on the meter's clock
-
-    @property
-    def seconds(self) -> float:
-        return sum(self.calls)
-
-
-@contextmanager
-def metered(
-    model: PreTrainedModel, synchronize: Callable[[], None] = lambda: None, clock: Clock = time.perf_counter
-) -> Iterator[ForwardTimes]:
-    """Time the forwards of a model inside a block.
-
-    A forward is the decoder and the LM head, as modules; everything around them counts as the loop's time. On a GPU,
-    ``synchronize`` has to wait for the device, or the clock would only show how long it takes to queue kernels.
-
-    Examples
-    --------
-    >>> from hf_lossy_assist import pairs
-    >>> draft = pairs.load("arithmetic").draft
-    >>> with metered(draft) as forwards:
-    ...     _ = draft(torch.tensor([[1, 5, 9]]))
-    >>> len(forwards.calls)
-    1
-    """
-    forwards = ForwardTimes()
-    started: list[float] = []
-
-    def before(module: nn.Module, args: Any) -> None:
-        synchronize()
-        started.append(clock())
-
-    def elapsed() -> float:
-        synchronize()
-        now = clock()
-        forwards.first_end = forwards.first_end if forwards.calls[1:] else now
-        return now - started.pop()
-
-    def after_decoder(module: nn.Module, args: Any, output: Any) -> None:
-        forwards.calls.append(0.0)  # `elapsed` reads their number
-        forwards.calls[-1] += elapsed()
-
-    def after_head(module: nn.Module, args: Any, output: Any) -> None:
-        forwards.calls[-1] += elapsed()
-
-    with ExitStack() as hooks:
-        for module, after in ((model.get_decoder(), after_decoder), (model.get_output_embeddings(), after_head)):
-            # Outermost: the work of other hooks belongs to the forward.
-            hooks.callback(module.register_forward_pre_hook(before, prepend=True).remove)
-            hooks.callback(module.register_forward_hook(after).remove)
-        yield forwards
-
-
-def synchronizer(device: torch.device) -> Callable[[], None]:
-    if device.type == "cuda":
-        return lambda: torch.cuda.synchronize(device)
-    return lambda: None
 
 
 def reset_peak_memory(device: torch.device, process: Path = _PROCESS) -> None:
@@ -112,40 +44,6 @@ def peak_memory(device: torch.device, process: Path = _PROCESS) -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
-@contextmanager
-def energy_counter(device: torch.device) -> Iterator[Callable[[], float] | None]:
-    """Give a function that returns the joules that a GPU has used so far, or None where nobody counts them.
-
-    NVML counts the energy of the whole board, other programs' included. It needs the package ``nvidia-ml-py``.
-    """
-    try:
-        import pynvml
-    except ImportError:
-        pynvml = None
-    if device.type != "cuda" or pynvml is None:
-        yield None
-        return
-    try:
-        pynvml.nvmlInit()
-        # CUDA and NVML number devices differently, so the UUID names it.
-        handle = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{torch.cuda.get_device_properties(device).uuid}")
-        pynvml.nvmlDeviceGetTotalEnergyConsumption(handle)
-    except pynvml.NVMLError:
-        yield None
-        return
-    try:
-        yield lambda: pynvml.nvmlDeviceGetTotalEnergyConsumption(handle) / 1000
-    finally:
-        pynvml.nvmlShutdown()
-
-
-def machine(device: torch.device) -> dict[str, Any]:
-    names: dict[str, Any] = {"cpu": _cpu_name()}
-    if device.type == "cuda":
-        names["gpu"] = torch.cuda.get_device_name(device)
-    return names
-
-
 def _cpu_name() -> str:
     info = Path("/proc/cpuinfo")
     if info.exists():
@@ -166,6 +64,7 @@ def provenance(device: torch.device | str, **settings: Any) -> dict[str, Any]:
         "torch": torch.__version__,
         "python": platform.python_version(),
         "platform": platform.platform(),
+        "cpu": _cpu_name(),
         "argv": _command_line(sys.orig_argv, sys.argv[1:]),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "threads": torch.get_num_threads(),

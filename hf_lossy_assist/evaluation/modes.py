@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-import torch
 from transformers import GenerationConfig, PreTrainedModel
 
 from ..acceptors import REGISTRY, head_type
@@ -24,7 +21,6 @@ from ..generation.config import LossyConfig
 from ..generation.enabling import enabled
 from ..generation.spelling import Spelling, split
 from ..heads import Head
-from ..models.prepacked import is_prepacked
 from ..values import Rule, check_name, is_number
 
 TARGET_ALONE = "target alone"
@@ -32,13 +28,6 @@ TARGET_ALONE = "target alone"
 
 EVERYTHING = "everything"
 """The baseline that keeps every drafted token."""
-
-
-_ROUNDING = {
-    "copies": Rule("an int >= 2", lambda x: type(x) is int and x >= 2),
-    "dtype": Rule("other, float32, bfloat16 or float16", lambda x: x in ("other", "float32", "bfloat16", "float16")),
-}
-"""Settings of the target alone, which change nothing but rounding: how often a batch has each row, and its dtype."""
 
 
 _STOCK = {
@@ -62,16 +51,6 @@ class Models:
     @property
     def only_looks_up(self) -> bool:
         return self.draft is None and self.lookup > 0
-
-    @property
-    def drafts_at_once(self) -> bool:
-        """Whether one forward of the draft gives all tokens of a round."""
-        return self.longest < math.inf
-
-    @property
-    def longest(self) -> float:
-        """The most tokens of a draft."""
-        return getattr(self.draft, "longest", None) or math.inf
 
     def drafting(self, gamma: int | str) -> dict[str, Any]:
         """Return the keywords of ``generate()``, besides the draft, for drafts of ``gamma`` tokens."""
@@ -143,20 +122,9 @@ class DecodingMode:
         return [] if self.rule is None else Spelling(self.rule).names
 
     @property
-    def is_rounding(self) -> bool:
-        """Whether it is the target alone, computed in another way: all that its texts can differ by is rounding."""
-        return self.rule is None and self.gamma is None and bool(self.settings)
-
-    @property
     def is_stock(self) -> bool:
         """Whether transformers' assisted generation runs."""
         return self.rule is None and self.gamma is not None
-
-    @property
-    def is_the_target_s(self) -> bool:
-        """Whether its greedy texts are the target's own, but for rounding."""
-        own = self.rule in (None, "lossless") and self.answers == "target"
-        return own and self.engine is None and self.temperature is None
 
     @property
     def config(self) -> dict[str, Any]:
@@ -210,8 +178,6 @@ class DecodingMode:
         """Make ``generate()`` understand :meth:`keywords` inside a block; the models are restored afterwards."""
         stock = self.is_stock and not models.only_looks_up
         changed = _stock_drafts(models.draft, self.gamma, self.settings) if stock else nullcontext()
-        if self.is_rounding and "dtype" in self.settings:
-            changed = _in_dtype(models.target, self.settings["dtype"])
         with enabled(self.generating(models)), changed:
             yield
 
@@ -273,19 +239,6 @@ def modes_of(
     return [replace(mode, top_p=top_p) for mode in modes]
 
 
-def with_noise(modes: Sequence[DecodingMode], gamma: int | str, *, dtype: bool) -> list[DecodingMode]:
-    """Add the modes that show what rounding alone does: the target in another batch shape, and losslessly.
-
-    With ``dtype``, the target also computes in another type: float32, or bfloat16 if that is its own.
-    """
-    if any(mode.temperature is not None for mode in modes):
-        raise LossyValueError("`noise_floor` compares greedy texts with the target's own; leave it or sampling out")
-    text = "plain,plain:copies=2," + ("plain:dtype=other," if dtype else "") + "lossless"
-    known = {(mode.rule, json.dumps(dict(mode.settings))) for mode in modes}
-    added = (mode for mode in parse_modes(text, gamma) if (mode.rule, json.dumps(dict(mode.settings))) not in known)
-    return [*modes, *added]
-
-
 def _check_settings(name: str, settings: Mapping[str, Any], known: Mapping[str, Rule]) -> None:
     for key, value in settings.items():
         if key not in known:
@@ -294,30 +247,6 @@ def _check_settings(name: str, settings: Mapping[str, Any], known: Mapping[str, 
                 f"`modes` has {name!r} with the setting {key!r}; it has {', '.join(others)} and {last}"
             )
         known[key].check(f"{key} of {name}", value)
-
-
-def _plain(text: str, settings: Mapping[str, Any], temperature: float | None) -> DecodingMode:
-    _check_settings("plain", settings, _ROUNDING)
-    if settings and temperature is not None:
-        raise LossyValueError(f"`modes` has {text!r}: only greedy texts can be compared with the target's own")
-    return DecodingMode(text, None, settings, temperature=temperature)
-
-
-@contextmanager
-def _in_dtype(target: PreTrainedModel, name: str) -> Iterator[None]:
-    """Let a target compute in another type inside a block; its own weights come back as they were."""
-    if is_prepacked(target):
-        raise LossyUnsupportedError("a prepacked target can't compute in another dtype; load it without `prepack`")
-    if name == "other":
-        name = "bfloat16" if target.dtype == torch.float32 else "float32"
-    own = [(parameter, parameter.data) for parameter in target.parameters() if parameter.is_floating_point()]
-    try:
-        for parameter, data in own:
-            parameter.data = data.to(getattr(torch, name))
-        yield
-    finally:
-        for parameter, data in own:
-            parameter.data = data
 
 
 @contextmanager
@@ -362,10 +291,10 @@ def _mode(text: str, gamma: int | str | None, temperature: float | None) -> Deco
     gamma = gamma if own is None else own
     if own == 0 and name != "lossless":
         raise LossyValueError(f"`modes` has {text!r}, but only 'lossless@0' runs without drafts; take 1 token or more")
-    if name == "draft" and spelt.config:
+    if name in ("plain", "draft") and spelt.config:
         raise LossyValueError(f"`modes` has to name {name!r} without settings, but is {text!r}")
     if name == "plain":
-        return _plain(text, spelt.config, temperature)
+        return DecodingMode(text, temperature=temperature)
     if name == "stock":
         return DecodingMode.stock(gamma, temperature, text, spelt.config)
     if name == "draft":

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import functools
-import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import fmean, stdev
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -17,7 +16,6 @@ from transformers import PreTrainedModel
 from ..errors import LossyValueError
 from ..tasks import Example, Task
 from ..tasks.plain_prompts import rouge_l
-from .answers import Answer
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,137 +49,117 @@ MEASURES: Mapping[str, Callable[[Measurable], float]] = {
 """Measures from 0 to 1 by name: the task's, ROUGE-L against the reference mode's text, and :func:`likelihood`."""
 
 
-def paired_interval(scores: Sequence[float], reference: Sequence[float]) -> tuple[float, float, float]:
-    """Return the mean difference of two lists of scores on the same problems, and the ends of its 95 % interval.
-
-    This is the paired t-test's interval with two more differences, +1 and -1. For right and wrong answers it is the
-    adjusted interval of Bonett and Price (2012). Scores have to lie in [0, 1], so no difference is larger than the two.
-    They stand for losses that are too rare to be seen on n problems: without any difference, the interval is about
-    ± 2.8 / n.
+class Interval(NamedTuple):
+    """An estimate, and the ends of its 95 % interval.
 
     Examples
     --------
-    >>> [round(value, 3) for value in paired_interval([1, 1, 0.5, 1], [1, 0.5, 0.5, 1])]
-    [0.125, -0.614, 0.781]
-    >>> [round(value, 3) for value in paired_interval([1.0] * 1000, [1.0] * 1000)]
-    [0.0, -0.003, 0.003]
+    >>> str(Interval(1.1, 1.02, 1.2)), f"{Interval(-0.5, -2, 1):+.1f}", str(Interval(1, 1, 1))
+    ('1.10 (1.02 to 1.20)', '-0.5 (-2.0 to +1.0)', '1.00')
     """
-    outside = [score for score in (*scores, *reference) if not 0 <= score <= 1]
-    if outside:
-        raise LossyValueError(f"a score has to be a number from 0 to 1, but one is {outside[0]!r}")
-    _, low, high = mean_interval([1.0, -1.0, *(a - b for a, b in zip(scores, reference, strict=True))])
-    return (sum(scores) - sum(reference)) / len(scores), max(-1.0, low), min(1.0, high)
+
+    value: float
+    low: float
+    high: float
+
+    def __format__(self, form: str) -> str:
+        value, low, high = (format(x, form or ".2f") for x in self)
+        return value if self.low == self.high else f"{value} ({low} to {high})"
+
+    def __str__(self) -> str:
+        return format(self, "")
 
 
-def mean_interval(values: Sequence[float]) -> tuple[float, float, float]:
-    """Return the mean, and the ends of its 95 % interval: the t-test's, or without any length for a single value.
+def first_over_last(sums: np.ndarray) -> np.ndarray:
+    return sums[..., 0] / sums[..., -1]
 
-    Examples
-    --------
-    >>> [round(end, 3) for end in mean_interval([1.0, 2.0, 3.0])]
-    [2.0, -0.484, 4.484]
+
+def jackknife(rows: np.ndarray, of: Callable[[np.ndarray], np.ndarray]) -> float:
+    """Return the variance of a function of sums over rows, by leaving each out; 0 for a single one, which shows none.
+
+    The variance is ``(n - 1) / n · Σ (θᵢ - mean θ)²``, where θᵢ is the function without row i.
     """
-    return around(fmean(values), Spread.of_mean(values))
-
-
-@dataclass(frozen=True)
-class Spread:
-    """How far an estimate may be off: its variance, and the degrees of freedom with which that is known."""
-
-    variance: float
-    freedom: float = math.inf
-
-    @classmethod
-    def of_mean(cls, values: Sequence[float]) -> Spread:
-        """Return the spread of the mean of values; a single one shows none."""
-        n = len(values)
-        return cls(stdev(values) ** 2 / n, n - 1) if n > 1 else cls(0.0)
-
-    @classmethod
-    def of_sums(cls, values: np.ndarray, of: Callable[[np.ndarray], np.ndarray]) -> Spread:
-        """Return the jackknife's spread of a smooth function of sums, as :func:`interval_of_sums` takes them."""
-        n = len(values)
-        return cls((n - 1) * float(np.var(of(values.sum(0) - values))), n - 1) if n > 1 else cls(0.0)
-
-
-def around(estimate: float, *spreads: Spread) -> Interval:
-    """Return an estimate with its 95 % interval, whose length holds independent spreads.
-
-    Their variances add up. Student's t has the degrees of freedom of Welch and Satterthwaite.
-
-    Examples
-    --------
-    >>> [round(end, 2) for end in around(1.0, Spread(0.0003), Spread(0.0001))]
-    [1.0, 0.96, 1.04]
-    """
-    variance = sum(one.variance for one in spreads)
-    shares = sum(one.variance**2 / one.freedom for one in spreads)
-    freedom = variance**2 / shares if shares else 1e4
-    half = _t_quantile(round(min(freedom, 1e4), 1)) * math.sqrt(variance) if variance else 0.0
-    return estimate, estimate - half, estimate + half
+    return (len(rows) - 1) * float(np.var(of(rows.sum(0) - rows))) if len(rows) > 1 else 0.0
 
 
 @functools.cache
-def _t_quantile(freedom: float) -> float:
-    """Return the t with P(\\|T\\| ≤ t) = 0.95: the density of arctan(T / √freedom) is a power of the cosine."""
+def t_quantile(freedom: float) -> float:
+    """Return the t with P(\\|T\\| ≤ t) = 0.95: the density of arctan(T / √freedom) is a power of the cosine.
+
+    A base install, which runs the demo, has no scipy.
+    """
     angles = np.linspace(0, np.pi / 2, 200_001)
     middles = (angles[1:] + angles[:-1]) / 2
     shares = np.append(0.0, (np.cos(middles) ** (freedom - 1)).cumsum())
-    return math.sqrt(freedom) * math.tan(np.interp(0.95, shares / shares[-1], angles))
+    return float(freedom**0.5 * np.tan(np.interp(0.95, shares / shares[-1], angles)))
 
 
-Interval = tuple[float, float, float]
-"""An estimate, and the ends of its 95 % interval."""
+def interval(rows: ArrayLike, of: Callable[[np.ndarray], Any] = first_over_last, log: bool = False) -> Interval:
+    """Return a smooth function of the sums of ``rows`` over n problems, and its 95 % interval.
 
-
-def interval_of_sums(values: np.ndarray, of: Callable[[np.ndarray], np.ndarray]) -> Interval:
-    """Return a smooth function of the sums of ``values`` over n problems, and the ends of its 95 % interval.
-
-    The interval is Student's t with n - 1 degrees of freedom, and with the jackknife's standard error: how much the
-    function changes as each problem is left out. With six or twelve problems a bootstrap's is too short.
+    The interval is Student's t with n - 1 degrees of freedom and the :func:`jackknife`'s standard error: with six or
+    twelve problems a bootstrap's is too short. For a mean it is the t-test's.
 
     Parameters
     ----------
-    values
-        One row a problem, ``(n, k)``.
+    rows
+        One row a problem, ``(n, k)``; a list of values ``(n,)`` stands for their mean.
     of
-        Maps sums, ``(m, k)``, to ``(m,)``.
+        Maps sums ``(…, k)`` to ``(…)``; by default the first over the last one.
+    log
+        Whether the logarithm of the quantity, which is positive, has the symmetric interval.
 
     Examples
     --------
-    >>> values = np.array([[1.0, 1.0], [2.0, 1.0], [3.0, 1.0]])
-    >>> [round(end, 3) for end in interval_of_sums(values, lambda sums: sums[:, 0] / sums[:, 1])]
-    [2.0, -0.484, 4.484]
+    >>> f"{interval([1.0, 2.0, 3.0]):.3f}"
+    '2.000 (-0.484 to 4.484)'
+    >>> f"{interval([(10, 4), (30, 11)], log=True):.3f}"
+    '2.667 (1.534 to 4.635)'
     """
-    return around(float(of(values.sum(0)[None])[0]), Spread.of_sums(values, of))
+    rows = np.asarray(rows, dtype=float)
+    rows = np.stack([rows, np.ones(len(rows))], 1) if rows.ndim == 1 else rows
+    f = (lambda sums: np.log(of(sums))) if log else of
+    estimate, half = float(f(rows.sum(0))), 0.0
+    if variance := jackknife(rows, f):
+        half = t_quantile(len(rows) - 1) * variance**0.5
+    ends = estimate, estimate - half, estimate + half
+    return Interval(*(np.exp(ends).tolist() if log else ends))
 
 
-def ratio_interval(values: np.ndarray, of: Callable[[np.ndarray], np.ndarray]) -> Interval:
-    """Return :func:`interval_of_sums` of a positive quantity, whose logarithm has the symmetric interval."""
-    estimate, low, high = map(math.exp, interval_of_sums(values, lambda sums: np.log(of(sums))))
-    return estimate, low, high
+def paired_interval(scores: Sequence[float], reference: Sequence[float]) -> Interval:
+    """Return the mean difference of two lists of scores in [0, 1] on the same problems, and its 95 % interval.
 
+    This is the paired t-test's interval. Where all answers are right, wrong or a tie of both, it has two more
+    differences, +1 and -1: the adjusted interval of Bonett and Price (2012). They stand for losses that are too rare to
+    be seen on n problems: without any difference, the interval is about ± 2.8 / n.
 
-def tokens_per_call(answers: Iterable[Answer]) -> Interval:
-    """Return a mode's tokens per call of the target, its acceptance length, as :func:`ratio_interval` over answers."""
-    counts = np.array([(answer.tokens, max(1, answer.rounds)) for answer in answers], dtype=float)
-    return ratio_interval(counts, lambda sums: sums[:, 0] / sums[:, 1])
+    Examples
+    --------
+    >>> f"{paired_interval([1, 1, 0, 1], [1, 0, 0, 1]):.3f}"
+    '0.250 (-0.623 to 0.957)'
+    >>> f"{paired_interval([1.0] * 1000, [1.0] * 1000):.3f}"
+    '0.000 (-0.003 to 0.003)'
+    """
+    both = (*scores, *reference)
+    if outside := [score for score in both if not 0 <= score <= 1]:
+        raise LossyValueError(f"a score has to be a number from 0 to 1, but one is {outside[0]!r}")
+    apart = [a - b for a, b in zip(scores, reference, strict=True)]
+    _, low, high = interval([1.0, -1.0, *apart] if {*both} <= {0, 0.5, 1} else apart)
+    return Interval((sum(scores) - sum(reference)) / len(scores), max(-1.0, low), min(1.0, high))
 
 
 def times_as_fast(own: ArrayLike, other: ArrayLike) -> Interval:
-    """Return the ratio of tokens per second, own over other, as :func:`ratio_interval` over answers.
+    """Return the ratio of tokens per second, own over other, as :func:`interval` over answers.
 
     Both are ``(n, 2)``: tokens and seconds of the answers to the same prompts.
 
     Examples
     --------
-    >>> [round(end, 3) for end in times_as_fast([(10, 1.0), (30, 3.0)], [(20, 4.0), (20, 4.0)])]
-    [2.0, 2.0, 2.0]
+    >>> str(times_as_fast([(10, 1.0), (30, 3.0)], [(20, 4.0), (20, 4.0)]))
+    '2.00'
     """
-    return ratio_interval(
-        np.concatenate([own, other], 1, dtype=float),
-        lambda sums: sums[:, 0] * sums[:, 3] / (sums[:, 1] * sums[:, 2]),
-    )
+    rows = np.concatenate([own, other], 1, dtype=float)
+    return interval(rows, lambda sums: sums[..., 0] * sums[..., 3] / (sums[..., 1] * sums[..., 2]), log=True)
 
 
 @dataclass(frozen=True)
@@ -200,4 +178,4 @@ class Mean:
         if len(apart) < 2 or len(set(apart)) == 1:  # without any spread, the interval has no length
             known = apart[0] if apart else 0.0
             return cls(mean, known, *((known, known) if len(apart) > 1 else ()))
-        return cls(mean, *mean_interval(apart))
+        return cls(mean, *interval(apart))

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import statistics
 import time
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,7 +19,7 @@ from ..core.statistics import LossyStats
 from ..errors import LossyValueError
 from ..tasks import Example, Task
 from ..tasks.plain_prompts import Prompts as PlainPrompts
-from .meters import Clock, ForwardTimes, metered, peak_memory, reset_peak_memory, synchronizer
+from .meters import Clock, peak_memory, reset_peak_memory
 from .modes import DecodingMode, Models
 
 
@@ -122,21 +122,6 @@ def _resized(ids: list[int], length: int) -> list[int]:
     return begin + rest[len(rest) - wanted :]
 
 
-@dataclass(frozen=True)
-class Stages:
-    """The time of one call by its parts, in seconds."""
-
-    drafting: float  # all forwards of the draft: decoder and LM head
-    verifying: float  # all forwards of the target
-    deciding: float | None  # the rule and fetching its decision; None without statistics or on another clock
-    rest: float
-    draft_calls: int
-    target_calls: int
-    draft_call: float | None  # median forward of the draft
-    target_call: float | None  # median forward of the target
-    first_token: float | None  # from the start until the end of the target's first forward
-
-
 @dataclass(frozen=True, eq=False)
 class Response:
     """The answers of one call of ``generate()``, and its measurements."""
@@ -147,21 +132,11 @@ class Response:
     work: Sequence[tuple[int, int, int]]
     drafted: Sequence[int] | None = None  # tokens of each row, where it is known
     stats: LossyStats | None = None  # the run's statistics over all rows, where it has any
-    joules: float | None = None  # energy of the GPU, where it is counted
     memory: int | None = None  # peak in bytes, weights included; None for other engines
-    stages: Stages | None = None  # if they were asked for, unless forwards are compiled
 
     @property
     def tokens(self) -> int:
         return sum(len(row) for row in self.rows)
-
-
-@dataclass(frozen=True)
-class Instruments:
-    """A clock in seconds, and a counter of the joules used so far if there is one."""
-
-    clock: Clock = time.perf_counter
-    energy: Callable[[], float] | None = None
 
 
 def run_request(
@@ -169,14 +144,9 @@ def run_request(
     mode: DecodingMode,
     batch: PromptBatch,
     max_new_tokens: int = 100,
-    instruments: Instruments = Instruments(),
-    *,
-    stages: bool = False,
+    clock: Clock = time.perf_counter,
 ) -> Response:
-    """Answer one batch in one decoding mode; torch's random state is restored afterwards.
-
-    ``stages`` also measures where the time goes. On a GPU such a call is slower: it waits for the device at every
-    forward.
+    """Answer one batch in one decoding mode, timed by a ``clock``; torch's random state is restored afterwards.
 
     Examples
     --------
@@ -190,12 +160,11 @@ def run_request(
     """
     if mode.engine is not None:
         return mode.engine.respond(models, mode, batch, max_new_tokens)
-    clock, energy, device = instruments.clock, instruments.energy, models.target.device
-    synchronize = synchronizer(device)
-    copies = mode.settings.get("copies", 1) if mode.is_rounding else 1
+    device = models.target.device
+    synchronize = partial(torch.cuda.synchronize, device) if device.type == "cuda" else lambda: None
     keywords: dict[str, Any] = {
-        "input_ids": batch.ids.repeat(copies, 1),
-        "attention_mask": batch.mask.repeat(copies, 1),
+        "input_ids": batch.ids,
+        "attention_mask": batch.mask,
         "max_new_tokens": max_new_tokens,
         "pad_token_id": models.target.generation_config.pad_token_id or 0,
         **mode.keywords(models, batch.seed),
@@ -204,10 +173,6 @@ def run_request(
     with ExitStack() as stack:
         stack.enter_context(torch.random.fork_rng([device] if device.type == "cuda" else []))
         stack.enter_context(mode.prepared(models))
-        forwards = [
-            ForwardTimes() if model is None else stack.enter_context(metered(model, synchronize, clock))
-            for model in ((models.target, models.draft) if stages else ())
-        ]
         calls: list[None] = []
         drafts: list[None] = []
         if mode.rule is None:
@@ -218,18 +183,14 @@ def run_request(
         torch.manual_seed(batch.seed)
         reset_peak_memory(device)
         synchronize()
-        joules = energy() if energy else 0.0
         started = clock()
         output = mode.generating(models).generate(**keywords)
         synchronize()
         seconds = clock() - started
-        joules = energy() - joules if energy else None
         memory = peak_memory(device)
     stats = getattr(output, "lossy_stats", None)
-    # The statistics read the wall clock.
-    deciding = stats.seconds.get("deciding") if stats is not None and clock is time.perf_counter else None
     width = batch.ids.shape[1]
-    rows = [until_end(row[width:], models.target, batch.ending) for row in output.sequences[: len(batch)]]
+    rows = [until_end(row[width:], models.target, batch.ending) for row in output.sequences]
     if stats is not None:
         work = [(row.rounds, row.accepted, row.accepted_lossy) for row in stats.rows]
         drafted = [row.drafted for row in stats.rows]
@@ -238,10 +199,7 @@ def run_request(
         # but one were drafted. Batches are decoded by the target alone there, so a row has as many rounds as tokens.
         work = [(min(len(calls), len(row)), max(0, len(row) - len(calls)), 0) for row in rows]
         drafted = [len(drafts) if mode.gamma else 0 for _ in rows]
-    return Response(
-        rows, seconds, work, drafted, stats, joules, memory,
-        _stages(*forwards, started, seconds, deciding) if stages else None,
-    )  # fmt: skip
+    return Response(rows, seconds, work, drafted, stats, memory)
 
 
 def until_end(tokens: Tensor, model: PreTrainedModel, ending: Ending | None = None) -> Tensor:
@@ -249,21 +207,3 @@ def until_end(tokens: Tensor, model: PreTrainedModel, ending: Ending | None = No
     ends = ending_tokens(model.generation_config)
     tokens = tokens[: next((i for i, token in enumerate(tokens.tolist(), 1) if token in ends), None)]
     return ending.cut(tokens) if ending else tokens
-
-
-def _stages(
-    target: ForwardTimes, draft: ForwardTimes, started: float, seconds: float, deciding: float | None
-) -> Stages | None:
-    if not target.calls:
-        return None  # compiled forwards do not call the modules
-    return Stages(
-        drafting=draft.seconds,
-        verifying=target.seconds,
-        deciding=deciding,
-        rest=seconds - draft.seconds - target.seconds - (deciding or 0.0),
-        draft_calls=len(draft.calls),
-        target_calls=len(target.calls),
-        draft_call=statistics.median(draft.calls) if draft.calls else None,
-        target_call=statistics.median(target.calls),
-        first_token=target.first_end - started,
-    )

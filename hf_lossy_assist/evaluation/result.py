@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import Any
 
 from .answers import Answer, AnswerStore, by_mode
-from .quality import Interval, tokens_per_call
+from .quality import Interval, interval
 from .scores import ACCEPTANCE_QUANTILES, LATENCY_QUANTILES, ModeScore, mode_scores
 from .tables import (
     Column,
@@ -18,11 +18,9 @@ from .tables import (
     apart,
     as_text,
     figure,
-    interval,
     milliseconds,
     number,
     percent,
-    signed,
     table,
 )
 
@@ -44,22 +42,23 @@ class EvaluationResult:
     modes: Mapping[str, ModeScore]
     reference: str  # the label that all are compared with
     kinds: Sequence[Kind] = ()  # the same by the prompts' categories, if the task has several
-    noise: Sequence[str] = ()  # labels of modes whose texts differ from the reference's by rounding alone
     is_whole: bool = True  # whether every mode has answered every problem
 
     @classmethod
     def of(
         cls, answers: Sequence[Answer], reference: str, categories: Sequence[str] = (),
-        predicted: Mapping[str, Mapping[int, float]] = MappingProxyType({}),
         baselines: Mapping[str, Collection[str]] = MappingProxyType({}), batch_size: int = 1,
     ) -> EvaluationResult:  # fmt: skip
         """Sum up answers to problems of the given ``categories``; the rest is as for :func:`.scores.mode_scores`."""
-        scores = {row.label: row for row in mode_scores(answers, reference, predicted, baselines, batch_size)}
+        scores = {row.label: row for row in mode_scores(answers, reference, baselines, batch_size)}
         kinds = []
         for category in dict.fromkeys(categories) if len({*categories}) > 1 else ():
             own = [answer for answer in answers if categories[answer.id] == category]
-            lengths = {label: tokens_per_call(x.values()) for label, x in by_mode(own).items()}
-            rows = mode_scores(own, reference, predicted, baselines, batch_size)
+            lengths = {
+                label: interval([(one.tokens, max(1, one.rounds)) for one in x.values()], log=True)
+                for label, x in by_mode(own).items()
+            }
+            rows = mode_scores(own, reference, baselines, batch_size)
             kinds += [Kind(category, row, lengths[row.label]) for row in rows]
         return cls(answers, scores, reference, kinds)
 
@@ -67,34 +66,15 @@ class EvaluationResult:
         return "\n\n".join(map(as_text, self.tables))
 
     @property
-    def floor(self) -> float | None:
-        """The most that rounding alone has moved the score, up or down; None if nobody asked for it."""
-        return max((abs(self.modes[label].difference) for label in self.noise if label in self.modes), default=None)
-
-    def verdict(self, label: str) -> str:
-        """Say whether a mode's difference exceeds the :attr:`floor`, and by how many points at least."""
-        row = self.modes[label]
-        for word, end in (("loses", -row.high), ("gains", row.low)):
-            if end > self.floor:
-                return f"{word} at least {100 * (end - self.floor):.1f}"
-        return "can't tell"
-
-    @property
     def tables(self) -> list[NumberTable]:
-        """Scores, lengths, speeds and stages, and all by category; those that nothing is known for are left out."""
-        verdicts = None
-        if self.floor is not None:
-            others = [label for label in self.modes if label != self.reference]
-            verdicts = {label: "rounding" if label in self.noise else self.verdict(label) for label in others}
+        """Scores, lengths and speeds, and all by category; those that nothing is known for are left out."""
         rows = list(self.modes.values())
-        timed, watched = ([row for row in rows if getattr(row, x) is not None] for x in ("speed", "round_time"))
+        timed = [row for row in rows if row.speed is not None]
         made = [
             score_table(rows, self.reference),
             length_table(rows, self.reference),
             speed_table(timed) if timed else None,
-            predicted_table([row for row in rows if row.predicted_seconds is not None], self.reference),
-            *((stage_table(watched), request_table(rows)) if watched else ()),
-            verdicts and noise_table([self.modes[label] for label in verdicts], verdicts, self.floor),
+            request_table(rows),
             kind_table(self.kinds) if self.kinds else None,
         ]
         return [each for each in made if each is not None]
@@ -102,9 +82,6 @@ class EvaluationResult:
     def save(self, store: AnswerStore) -> None:
         """Write ``summary.json`` with an entry per mode, ``categories.json``, and ``plot.png``: speed against score."""
         store.write("summary.json", {label: row.entry for label, row in self.modes.items()})
-        if self.floor is not None:
-            said = {label: self.verdict(label) for label in self.modes if label not in (self.reference, *self.noise)}
-            store.write("noise.json", {"floor": self.floor, "rounding": list(self.noise), "verdicts": said})
         if self.kinds:
             store.write("categories.json", [asdict(kind) for kind in self.kinds])
         plot_scores(list(self.modes.values()), store.folder / "plot.png")
@@ -117,8 +94,8 @@ _BASELINES = {"plain": "× plain", "stock": "× best\nstock", "lossless": "× be
 
 def points(row: ModeScore) -> str:
     """Return a mode's difference from the reference with its interval; nothing for the reference itself."""
-    values = (row.difference, row.low, row.high)
-    return signed(*(100 * value for value in values)) if any(values) else ""
+    values = Interval(*(100 * value for value in (row.difference, row.low, row.high)))
+    return f"{values:+.1f}" if any(values) else ""
 
 
 def score_table(rows: Rows, reference: str) -> NumberTable:
@@ -160,38 +137,8 @@ def speed_table(rows: Rows) -> NumberTable:
     if any(row.speed.least < row.speed.most for row in rows):
         columns["least–largest"] = lambda row: "–".join(map(figure, (row.speed.least, row.speed.most)))
     for name in rows[0].speed.times:
-        columns[_BASELINES[name]] = lambda row, name=name: interval(row.speed.times.get(name))
+        columns[_BASELINES[name]] = lambda row, name=name: str(row.speed.times.get(name) or "")
     return table(rows, columns, "Speed; ×: tokens per second, with 95 % intervals over the calls")
-
-
-def predicted_table(rows: Rows, reference: str) -> NumberTable | None:
-    """Lay out the speeds that follow from an answer's own rounds, and from what rounds cost on this machine."""
-    columns: dict[str, Column] = {
-        "mode": lambda row: row.label,
-        "n": lambda row: str(row.n),
-        "× best\nlossless (95 %)": lambda row: interval(row.times_lossless),
-        "over seen\n(95 %)": lambda row: interval(row.speed and row.speed.over_seen),
-        "seconds/\nanswer": lambda row: figure(row.predicted_seconds.mean),
-        f"against\n{reference} (95 %)": lambda row: apart(row.predicted_seconds, 2),
-        "peak\nmemory": _memory,
-    }
-    if not any(row.speed and row.speed.over_seen for row in rows):
-        del columns["over seen\n(95 %)"]
-    title = "Predicted from each answer's rounds and their cost here, one text at a time; × tokens per second"
-    return table(rows, columns, title) if rows else None
-
-
-def stage_table(rows: Rows) -> NumberTable:
-    def part(name: str) -> Column:
-        return lambda row: milliseconds(getattr(row.round_time, name))
-
-    parts = {
-        "draft-\ning": "drafting", "veri-\nfying": "verifying", "decid-\ning": "deciding", "rest": "rest",
-        "outside\nforwards": "outside", "a draft\nforward": "draft_call", "a target\nforward": "target_call",
-        "first\ntoken": "first_token",
-    }  # fmt: skip
-    columns = {"mode": lambda row: row.label, **{heading: part(name) for heading, name in parts.items()}}
-    return table(rows, columns, "Milliseconds per round, in calls of their own; until the first token, in the median")
 
 
 def request_table(rows: Rows) -> NumberTable:
@@ -206,20 +153,7 @@ def request_table(rows: Rows) -> NumberTable:
         **{f"p{100 * q:.0f}": latency(i) for i, q in enumerate(LATENCY_QUANTILES)},
         "peak\nmemory": _memory,
     }
-    if any(row.speed and row.speed.joules_per_token is not None for row in rows):
-        columns["J per\ntoken"] = lambda row: number(row.speed and row.speed.joules_per_token)
     return table(rows, columns, "Answers: share of the drafts that was kept, texts, milliseconds, memory")
-
-
-def noise_table(rows: Rows, said: Mapping[str, str], floor: float) -> NumberTable:
-    """Lay out what rounding alone does to texts and scores, and what rules do beyond it."""
-    columns: dict[str, Column] = {
-        "mode": lambda row: row.label,
-        "same\ntexts": lambda row: f"{row.same_texts} of {row.n}",
-        "points\n(95 %)": points,
-        "beyond\nrounding": lambda row: said[row.label],
-    }
-    return table(rows, columns, f"Rounding alone moves the score by up to {100 * floor:.1f} points")
 
 
 def kind_table(kinds: Sequence[Any]) -> NumberTable:
@@ -228,11 +162,10 @@ def kind_table(kinds: Sequence[Any]) -> NumberTable:
         "category": lambda kind: kind.category,
         "mode": lambda kind: kind.row.label,
         "n": lambda kind: str(kind.row.n),
-        "tokens/call\n(95 %)": lambda kind: interval(kind.acceptance),
+        "tokens/call\n(95 %)": lambda kind: str(kind.acceptance),
         "tokens\n/s": lambda kind: "" if kind.row.tokens_per_second is None else figure(kind.row.tokens_per_second),
-        "× best\nlossless (95 %)": lambda kind: interval(kind.row.times_lossless),
     }
-    return table(kinds, columns, "By category: tokens per call of the target; speed as it ran, and predicted")
+    return table(kinds, columns, "By category: tokens per call of the target, and speed")
 
 
 def _memory(row: ModeScore) -> str:

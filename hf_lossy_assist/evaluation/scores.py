@@ -1,10 +1,10 @@
-"""What the answers of each mode add up to: scores, lengths, speeds, and where the time went."""
+"""What the answers of each mode add up to: scores, lengths and speeds."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from statistics import fmean, median
+from dataclasses import asdict, dataclass
+from statistics import fmean
 from types import MappingProxyType
 from typing import Any
 
@@ -19,40 +19,6 @@ ACCEPTANCE_QUANTILES = (0.1, 0.5, 0.9)
 
 
 @dataclass(frozen=True)
-class RoundTime:
-    """The mean time of a round by its parts, in seconds, from calls that were watched for it."""
-
-    drafting: float  # forwards of the draft: decoder and LM head
-    verifying: float  # forwards of the target
-    deciding: float | None  # the rule, where the run's statistics say
-    rest: float
-    outside: float  # everything but the forwards of both models
-    draft_calls: float  # in a round
-    draft_call: float | None  # median seconds of a forward
-    target_call: float
-    first_token: float  # median seconds until the end of the target's first forward
-
-    @classmethod
-    def of(cls, answers: Iterable[Answer]) -> RoundTime | None:
-        """Return the mean over all watched calls; None if there were none."""
-        stages = [answer.stages for answer in answers if answer.stages is not None]
-        if not stages:
-            return None
-        rounds = sum(each.target_calls for each in stages)
-
-        def mean(name: str) -> float:
-            return sum(getattr(each, name) or 0.0 for each in stages) / rounds
-
-        decided = None if all(each.deciding is None for each in stages) else mean("deciding")
-        forwards = [each.draft_call for each in stages if each.draft_call is not None]
-        return cls(
-            mean("drafting"), mean("verifying"), decided, mean("rest"), mean("rest") + (decided or 0.0),
-            mean("draft_calls"), median(forwards) if forwards else None,
-            median(each.target_call for each in stages), median(each.first_token for each in stages),
-        )  # fmt: skip
-
-
-@dataclass(frozen=True)
 class Speed:
     """How fast calls of a mode were: the spread over repeats and answers, and ratios to the baselines."""
 
@@ -60,8 +26,6 @@ class Speed:
     most: float
     latencies: tuple[float, ...]  # seconds of an answer, at LATENCY_QUANTILES
     times: Mapping[str, Interval]  # tokens per second over those of a baseline's fastest mode, by the baseline's name
-    over_seen: Interval | None = None  # the predicted ratio to the fastest lossless setting, over the one that was seen
-    joules_per_token: float | None = None
 
 
 @dataclass(frozen=True)
@@ -83,12 +47,8 @@ class ModeScore:
     seconds_per_answer: Mean | None
     cut_off: float  # the share of answers that ended at the limit of their length
     peak_memory: int | None = None  # bytes, the most of all calls
-    # By what rounds cost on this machine, one text at a time.
-    predicted_seconds: Mean | None = None  # of an answer
-    times_lossless: Interval | None = None  # tokens per second over those of the fastest lossless setting
     acceptance_rates: tuple[float, ...] | None = None  # kept share of an answer's drafts, at ACCEPTANCE_QUANTILES
     speed: Speed | None = None
-    round_time: RoundTime | None = None
 
     @property
     def entry(self) -> dict[str, Any]:
@@ -98,7 +58,7 @@ class ModeScore:
 
 def baselines_of(modes: Iterable[DecodingMode]) -> dict[str, list[str]]:
     """Return the labels of the modes that speeds are compared with: of this process, and by the target's own law."""
-    own = [mode for mode in modes if mode.engine is None and mode.answers == "target" and not mode.is_rounding]
+    own = [mode for mode in modes if mode.engine is None and mode.answers == "target"]
     return {
         "plain": [mode.label for mode in own if mode.gamma is None],
         "stock": [mode.label for mode in own if mode.rule is None and mode.gamma is not None],
@@ -116,11 +76,8 @@ class _Comparison:
 
     modes: Mapping[str, Mapping[int, Answer]]
     reference: str
-    batch_size: int
-    seen: Mapping[str, _Calls] = field(default_factory=dict)
-    predicted: Mapping[str, _Calls] = field(default_factory=dict)
-    fastest: Mapping[str, str] = field(default_factory=dict)  # by the name of a baseline
-    cheapest: str | None = None  # the lossless setting whose predicted answers take the least time
+    seen: Mapping[str, _Calls]
+    fastest: Mapping[str, str]  # by the name of a baseline
 
     def row(self, label: str) -> ModeScore:
         own, others = self.modes[label], self.modes.get(self.reference, {})
@@ -136,50 +93,30 @@ class _Comparison:
         timed = [pair for pair in compared if None not in (pair[0].seconds, pair[1].seconds)]
         times = _mean("seconds", own.values(), timed) if label in self.seen else None
         rates = [answer.accepted / answer.drafted for answer in own.values() if answer.drafted]
-        predicted = self.predicted.get(label, {})
         return ModeScore(
             label, fmean(answer.score for answer in own.values()) if scored else None, len(own), *apart,
             *((accepted / rounds, tokens / rounds) if rounds else (0.0, 0.0)),
             None if times is None else tokens / (len(own) * times.mean), 100 * rounds / tokens if tokens else 0.0,
             sum(a.text == b.text for a, b in both), _mean("tokens", own.values(), compared), times, cut / len(own),
             max((answer.memory for answer in own.values() if answer.memory is not None), default=None),
-            self._predicted(label) if predicted else None,
-            _times(predicted, self.predicted.get(self.cheapest, {})) if predicted else None,
             _quantiles(rates, ACCEPTANCE_QUANTILES) if rates else None,
-            None if times is None else self._speed(label), RoundTime.of(own.values()),
+            None if times is None else self._speed(label),
         )  # fmt: skip
-
-    def _predicted(self, label: str) -> Mean:
-        own, others = self.predicted[label], self.predicted.get(self.reference, {})
-        common = [] if label == self.reference else sorted(own.keys() & others.keys())
-        return Mean.of([seconds for _, seconds in own.values()], [(own[i][1], others[i][1]) for i in common])
 
     def _speed(self, label: str) -> Speed:
         own = self.modes[label].values()
-        tokens, joules = sum(answer.tokens for answer in own), [x.joules for x in own if x.joules is not None]
+        tokens = sum(answer.tokens for answer in own)
         repeats = [sum(each) for each in zip(*(answer.repeats or (answer.seconds,) for answer in own), strict=True)]
         return Speed(
             tokens / max(repeats), tokens / min(repeats),
             _quantiles([x for answer in own for x in answer.repeats or (answer.seconds,)], LATENCY_QUANTILES),
             {name: _times(self.seen[label], self.seen[other]) for name, other in self.fastest.items()},
-            self._over_seen(label), sum(joules) / tokens if joules else None,
         )  # fmt: skip
-
-    def _over_seen(self, label: str) -> Interval | None:
-        labels = (label, self.cheapest)
-        if self.batch_size > 1 or not all(one in self.predicted and one in self.seen for one in labels):
-            return None
-        # Seen seconds in the place of tokens: the ratio of two speeds is then that of two errors.
-        own, other = (
-            {i: (self.seen[one][i][1], seconds) for i, (_, seconds) in self.predicted[one].items()} for one in labels
-        )
-        return _times(own, other)
 
 
 def mode_scores(
     answers: Iterable[Answer],
     reference: str,
-    predicted: Mapping[str, Mapping[int, float]] = MappingProxyType({}),
     baselines: Mapping[str, Collection[str]] = MappingProxyType({}),
     batch_size: int = 1,
 ) -> list[ModeScore]:
@@ -187,11 +124,8 @@ def mode_scores(
 
     Parameters
     ----------
-    predicted
-        Seconds by mode and problem, where they are known.
     baselines
-        The labels of :func:`baselines_of`. Of each baseline the fastest mode counts: as it was seen for
-        :class:`Speed`, and as predicted for ``times_lossless``.
+        The labels of :func:`baselines_of`. Of each baseline the fastest mode counts for :class:`Speed`.
     batch_size
         Problems of one call, whose time they share.
     """
@@ -201,19 +135,12 @@ def mode_scores(
         for label, own in modes.items()
         if all(answer.seconds is not None for answer in own.values())
     }
-    told = {
-        label: {i: (own[i].tokens, seconds) for i, seconds in predicted.get(label, {}).items() if i in own}
-        for label, own in modes.items()
-    }
-    told = {label: calls for label, calls in told.items() if calls}
     fastest = {
         name: max(known, key=lambda label: _pace(seen[label]))
         for name, labels in baselines.items()
         if (known := [label for label in labels if label in seen])
     }
-    lossless = [label for label in baselines.get("lossless", ()) if label in told]
-    cheapest = min(lossless, key=lambda label: fmean(seconds for _, seconds in told[label].values()), default=None)
-    comparison = _Comparison(modes, reference, batch_size, seen, told, fastest, cheapest)
+    comparison = _Comparison(modes, reference, seen, fastest)
     return [comparison.row(label) for label in modes]
 
 

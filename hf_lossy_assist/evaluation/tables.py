@@ -102,18 +102,6 @@ def milliseconds(seconds: float | None) -> str:
     return "" if seconds is None else figure(1000 * seconds)
 
 
-def signed(difference: float, low: float, high: float, digits: int = 1) -> str:
-    return f"{difference:+.{digits}f} ({low:+.{digits}f} to {high:+.{digits}f})"
-
-
 def apart(mean: Mean, digits: int) -> str:
     """Return a mean's distance from the reference's with its interval; nothing for the reference itself."""
-    return "" if mean.low is None else signed(mean.difference, mean.low, mean.high, digits)
-
-
-def interval(value: Interval | None, form: str = ".2f") -> str:
-    """Return a number with the ends of its interval, if that has any length."""
-    if value is None:
-        return ""
-    number, low, high = (f"{x:{form}}" for x in value)
-    return number if value[1] == value[2] else f"{number} ({low} to {high})"
+    return "" if mean.low is None else f"{Interval(mean.difference, mean.low, mean.high):+.{digits}f}"

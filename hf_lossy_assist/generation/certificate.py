@@ -52,8 +52,6 @@ class TestedSetting(_Typed):
     bound: Number | None = None  # of the mean loss of problems like these, in points
     confidence: Number | None = None  # of this one test, in per cent
     tokens_per_second: Number | None = None
-    longer: Number | None = None  # by how many per cent the answers are longer, in tokens, where that is limited
-    longer_bound: Number | None = None  # of the growth of answers like these, in per cent; None if it is 10-fold
 
 
 @dataclass(frozen=True)
@@ -81,7 +79,6 @@ class Certificate(_Typed):
     # For each text of the chosen setting: drafted tokens kept per round, and the share of tokens kept only by the rule.
     usual: dict[Literal["mean_accepted", "lossy_share"], list[Number]] = field(default_factory=dict)
     versions: dict[str, Any] = field(default_factory=dict)
-    max_longer: Number | None = None  # by how many per cent answers may be longer on average; None for any length
     source: str | None = field(default=None, compare=False)  # where it was loaded from, which its file does not say
 
     def __post_init__(self) -> None:

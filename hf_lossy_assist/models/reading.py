@@ -139,6 +139,25 @@ def only_last_logits(model: PreTrainedModel, count: int = 1) -> dict[str, int]:
     return {"logits_to_keep": count} if forward_accepts(model, "logits_to_keep") else {}
 
 
+CHUNK = 128
+"""Positions whose logits :func:`logits_along` holds at once."""
+
+
+@torch.inference_mode()
+def logits_along(model: PreTrainedModel, ids: Tensor, start: int) -> Iterator[Tensor]:
+    """Yield a text's logits ``(1, n, V)`` of the tokens from ``start`` on, in chunks; ``ids`` is ``(1, L)``.
+
+    They are float32 on the CPU. A text that does not end with a chunk's last token has a shorter one.
+    """
+    cache, own = new_cache(model), ids.to(model.device)
+    mask = torch.ones_like(own)
+    if start > 1:
+        forward(model, own[:, : start - 1], mask[:, : start - 1], cache, **only_last_logits(model))
+    for first in range(start, ids.shape[1], CHUNK):
+        end = min(first + CHUNK, ids.shape[1])
+        yield forward(model, own[:, first - 1 : end - 1], mask[:, : end - 1], cache).logits.float().cpu()
+
+
 def read_prompts(model: PreTrainedModel, prompts: Iterable[tuple[int, ...]]) -> dict[tuple[int, ...], CachedText]:
     """Read every prompt once, but for its last token."""
     memories = dict.fromkeys(prompts, CachedText())

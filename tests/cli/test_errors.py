@@ -138,8 +138,6 @@ FILES = {
     "evaluate --task gsm8k --data EMPTY": "`split` has to be one of",
     "evaluate --head NONE": "neither a folder",
     "advise --data NONE": "`--data` has to be a text file",
-    "calibrate --modes topk --out OUT --task gsm8k --data NONE": "`--data` has to be an existing file",
-    "calibrate --from NONE --out OUT": "that `lossy-assist evaluate` wrote",
     "mine --out OUT --task gsm8k --data NONE": "`--data` has to be an existing file",
     "mine --out OUT --task gsm8k --data EMPTY": "holds no rows",
     "mine --out OUT --set split=none": "`split` has to be one of",
@@ -166,10 +164,17 @@ def test_a_file_that_cannot_be_read_is_refused_before_models_are_loaded(
     assert not places["OUT"].exists()
 
 
+def test_a_folder_without_answers_is_refused(tmp_path: Path):
+    out = tmp_path / "out"
+    result = CliRunner().invoke(app, ["calibrate", "--from", str(tmp_path / "nowhere"), "--out", str(out)])
+    assert result.exit_code == 2
+    assert "that `lossy-assist evaluate` wrote" in result.stderr
+    assert not out.exists()
+
+
 OF_SPLITS = {
     "evaluate": "--modes plain",
     "advise": "",
-    "calibrate": "--modes topk --out OUT",
     "mine --set split=test": "--out OUT",
 }
 

@@ -89,7 +89,7 @@ def test_an_error_of_the_system_is_one_line(monkeypatch, tmp_path: Path, error: 
 # Each command that writes a folder, with what it needs besides.
 WRITERS = {
     "evaluate": "--pair arithmetic",
-    "calibrate": "--pair arithmetic --modes topk",
+    "calibrate": "--from x",
     "advise": "--pair arithmetic",
     "mine": "--pair arithmetic",
     "train judge": "--data x",

@@ -77,7 +77,7 @@ def test_scores_are_the_task_s_and_work_is_counted(whole, pair):
     assert whole.modes["plain"].tokens_per_round == 1
     assert 1 < whole.modes["stock"].tokens_per_round == pytest.approx(whole.modes["lossless"].tokens_per_round, rel=0.2)
     baselines = {"plain": ["plain"], "stock": ["stock"], "lossless": ["lossless"]}
-    assert list(whole.modes.values()) == mode_scores(whole.answers, "plain", {}, baselines)
+    assert list(whole.modes.values()) == mode_scores(whole.answers, "plain", baselines)
     assert all(a.seconds > 0 for a in whole.answers)
 
 
@@ -110,28 +110,24 @@ def test_all_modes_answer_a_batch_before_the_next_and_go_first_in_turn(evaluatio
     assert [group[0] for group in groups] == ["plain", "stock", "stock", "lossless"]
 
 
-def test_a_repeated_answer_is_one_record_with_the_seconds_of_each_repeat(evaluation, monkeypatch, tmp_path):
-    monkeypatch.setattr(module, "WATCHED", 1)
-    repeated = replace(evaluation, limit=2, repeats=3, stages=True)
+def test_a_repeated_answer_is_one_record_with_the_seconds_of_each_repeat(evaluation, tmp_path):
+    repeated = replace(evaluation, limit=2, repeats=3)
     store = AnswerStore(tmp_path, repeated.plan())
     answered(repeated, store)
-    assert load_answers(tmp_path)[1] == list(store.known.values())
-    for answer in store.known.values():
+    assert load_answers(tmp_path)[1] == [*store]
+    for answer in store:
         assert len(answer.repeats) == 3
         assert answer.seconds == sorted(answer.repeats)[1]
-        assert (answer.stages is not None) == (answer.id == 0), "only the first batches are watched"
     result = repeated.finish(store)
     for row in result.modes.values():
         own = [answer for answer in result.answers if answer.mode == row.label]
         speeds = [sum(a.tokens for a in own) / sum(a.repeats[i] for a in own) for i in range(3)]
         assert (row.speed.least, row.speed.most) == pytest.approx((min(speeds), max(speeds)))
-        assert row.round_time.verifying * own[0].stages.target_calls == pytest.approx(own[0].stages.verifying)
-    assert "Milliseconds per round" in repr(result)
 
 
 def test_prompts_without_a_task_are_only_timed(evaluation, tmp_path):
     timed = replace(evaluation, limit=2, measure=None)
-    result = timed.complete(tmp_path, costs=False, track=lambda items, **_: items)
+    result = timed.complete(tmp_path, lambda items, **_: items)
     assert {answer.score for answer in result.answers} == {None}
     assert {row.score for row in result.modes.values()} == {None}
     assert "score" not in repr(result)
@@ -173,7 +169,7 @@ def test_the_folder_holds_answers_summary_and_plot(pair, whole, tmp_path):
         assert list(entry) == [
             "score", "n", "difference", "low", "high", "mean_accepted", "tokens_per_round", "tokens_per_second",
             "target_calls_per_100_tokens", "same_texts", "tokens_per_answer", "seconds_per_answer", "cut_off",
-            "peak_memory", "predicted_seconds", "times_lossless", "acceptance_rates", "speed", "round_time",
+            "peak_memory", "acceptance_rates", "speed",
         ]  # fmt: skip
         assert {"label": label, **entry} == json.loads(json.dumps(asdict(result.modes[label])))
         assert (entry["low"] < entry["high"]) is (label != "plain")
@@ -181,7 +177,7 @@ def test_the_folder_holds_answers_summary_and_plot(pair, whole, tmp_path):
     for change in ({"batch_size": 2}, {"gamma": 4}, {"max_new_tokens": 7}, {"reference": "lossless"}, {"seed": 3}):
         with pytest.raises(LossyValueError, match="hold data of the same settings"):
             hf_lossy_assist.evaluate(pair.target, pair.draft, **{"modes": MODES, **options, **change})
-    with pytest.raises(LossyValueError, match="`target` was"):
+    with pytest.raises(LossyValueError, match="of `target` was"):
         hf_lossy_assist.evaluate(pair.draft, pair.draft, modes=MODES, **options)
 
 
@@ -193,7 +189,7 @@ def test_answers_that_were_scored_otherwise_are_not_gone_on_with(pair, tmp_path)
 
     options = {"tokenizer": pair.tokenizer, "modes": "plain", "limit": 1, "max_new_tokens": 4, "out": tmp_path}
     hf_lossy_assist.evaluate(pair.target, task=Judged(1), **options)
-    with pytest.raises(LossyValueError, match=r"`scoring` was {'votes': 1} and is {'votes': 3}"):
+    with pytest.raises(LossyValueError, match=r"`votes` of `scoring` was 1 and is 3"):
         hf_lossy_assist.evaluate(pair.target, task=Judged(3), **options)
 
 
@@ -241,7 +237,6 @@ def test_modes_that_are_written_wrongly(pair, modes, message):
 
 def test_defaults_of_an_enabled_model_are_no_mode_s(pair, whole):
     options = {"tokenizer": pair.tokenizer, "task": pair.task, "gamma": 3, "limit": PROBLEMS, "modes": MODES}
-    options["costs"] = False
     with enabled(pair.target, assistant_model=pair.draft, lossy_mode="topk", lossy_config={"k": 9}):
         result = hf_lossy_assist.evaluate(pair.target, pair.draft, **options)
     assert untimed(result.answers) == untimed(whole.answers)
@@ -254,7 +249,7 @@ def test_the_result_is_a_table(whole):
     for printed in (scores, lengths):
         assert [line.split()[0] for line in printed[-4:]] == MODES.split(",")
     assert scores[-4].split()[1:3] == ["6", "50.0"]
-    assert len(repr(whole)) < 2000
+    assert len(repr(whole)) < 2500
 
 
 def test_progress_is_shown(pair, capsys):
@@ -298,7 +293,7 @@ def test_a_mode_that_can_t_run_is_refused_before_any_answer(evaluation):
     store = AnswerStore()
     with pytest.raises(LossyValueError, match="a mode that can't run here, topk:k=-1"):
         list(replace(evaluation, modes=parse_modes("plain,topk:k=-1")).run(store))
-    assert not store.known
+    assert not len(store)
 
 
 @pytest.mark.parametrize(("repeats", "width"), [(1, 4), (2, None)])
@@ -346,8 +341,6 @@ def test_results_are_also_given_by_category(evaluation, pair, tmp_path):
     sorted_ = replace(evaluation, task=task, limit=4, modes=evaluation.modes[:3])
     store = AnswerStore(tmp_path, sorted_.plan())
     answered(sorted_, store)
-    one = {"lengths": [5], "prompt": [0.5], "prompt_alone": [0.5], "drafted": [0.1], "target": {"1": [1], "4": [2]}}
-    store.keep_costs({"modes": dict.fromkeys(("plain", "stock", "lossless"), one)})
     result = sorted_.finish(store)
     assert [(kind.category, kind.row.label, kind.row.n) for kind in result.kinds] == [
         (name, label, 2) for name in ("even", "odd") for label in ("plain", "stock", "lossless")
@@ -355,36 +348,7 @@ def test_results_are_also_given_by_category(evaluation, pair, tmp_path):
     for kind in result.kinds:
         own = [a for a in result.answers if a.mode == kind.row.label and a.id % 2 == (kind.category == "odd")]
         assert kind.row.score == (kind.category == "odd")
-        rounds = sum((1 if kind.row.label == "plain" else 2.3) * a.rounds for a in own) / 2
-        assert kind.row.predicted_seconds.mean == pytest.approx(0.5 + rounds)
-    for name in ("even", "odd"):
-        plain, stock, lossless = (kind.row for kind in result.kinds if kind.category == name)
-        assert lossless.times_lossless == (1, 1, 1)
-        speeds = [row.tokens_per_answer.mean / row.predicted_seconds.mean for row in (plain, stock, lossless)]
-        assert plain.times_lossless[0] == pytest.approx(speeds[0] / speeds[2])
-        assert stock.times_lossless[0] == pytest.approx(speeds[1] / speeds[2])
         assert kind.acceptance[0] == pytest.approx(sum(a.tokens for a in own) / sum(a.rounds for a in own))
         assert kind.acceptance[1] <= kind.acceptance[0] <= kind.acceptance[2]
     assert "By category" in repr(result)
     assert [kind["category"] for kind in json.loads((tmp_path / "categories.json").read_text())[::3]] == ["even", "odd"]
-
-
-def test_a_rule_is_charged_only_beyond_what_rounding_does(pair, tmp_path):
-    result = hf_lossy_assist.evaluate(
-        pair.target, pair.draft, tokenizer=pair.tokenizer, task=pair.task, modes="topk@3:k=9999", limit=4,
-        noise_floor=True, costs=False, out=tmp_path,
-    )  # fmt: skip
-    assert list(result.modes) == ["topk@3:k=9999", "plain", "plain:copies=2", "plain:dtype=other", "lossless"]
-    assert (result.reference, result.noise) == ("plain", ["plain:copies=2", "plain:dtype=other", "lossless"])
-    assert result.modes["plain:copies=2"].same_texts == result.modes["lossless"].same_texts == 4
-    noise = json.loads((tmp_path / "noise.json").read_text())
-    assert noise["floor"] == result.floor == abs(result.modes["plain:dtype=other"].difference)
-    assert noise["verdicts"] == {"topk@3:k=9999": result.verdict("topk@3:k=9999")}
-    assert "Rounding alone moves the score" in repr(result)
-    rounding = replace(result.modes["lossless"], difference=-0.02)
-    for low, high, said in (
-        (-0.2, -0.05, "loses at least 3.0"), (-0.2, -0.01, "can't tell"), (0.04, 0.2, "gains at least 2.0"),
-        (-0.1, 0.1, "can't tell"),
-    ):  # fmt: skip
-        row = replace(result.modes["plain"], low=low, high=high)
-        assert replace(result, modes={"x": row, "r": rounding}, noise=["r"]).verdict("x") == said

@@ -11,14 +11,13 @@ import torch
 
 from hf_lossy_assist.acceptors import REGISTRY, head_type
 from hf_lossy_assist.errors import LossyUnsupportedError, LossyValueError
-from hf_lossy_assist.evaluation.modes import TARGET_ALONE, DecodingMode, Models, parse_modes, usual_modes, with_noise
+from hf_lossy_assist.evaluation.modes import TARGET_ALONE, DecodingMode, Models, parse_modes, usual_modes
 from hf_lossy_assist.evaluation.requests import PromptBatch, run_request
 from hf_lossy_assist.generation.config import LossyConfig
 from hf_lossy_assist.heads import JudgeConfig, JudgeHead, ModelIdentity
-from hf_lossy_assist.models.prepacked import prepack
 from tests import eagle3_heads
 from tests.small_pair import verifier_for
-from tests.tiny_models import noisy_copy, prompt, tiny
+from tests.tiny_models import noisy_copy, prompt
 
 parse = LossyConfig.from_fields
 
@@ -86,9 +85,9 @@ def test_several_rules_share_a_dict_of_heads(judged):
 def test_stock_drafts_gamma_tokens_and_leaves_the_draft_as_it_was(models):
     before = copy.deepcopy(models.draft.generation_config.to_dict())
     for gamma in (2, 6):
-        split = run_request(models, DecodingMode.stock(gamma), batch(), 40, stages=True).stages
-        rounds = split.target_calls
-        assert gamma * (rounds - 4) < split.draft_calls <= gamma * rounds  # the last ones have less room
+        response = run_request(models, DecodingMode.stock(gamma), batch(), 40)
+        (rounds, *_), (drafted,) = response.work[0], response.drafted
+        assert gamma * (rounds - 4) < drafted <= gamma * rounds  # the last ones have less room
     with pytest.raises(RuntimeError, match="midway"), DecodingMode.stock(5).prepared(models):
         raise RuntimeError("midway")
     assert models.draft.generation_config.to_dict() == before
@@ -129,12 +128,12 @@ def test_transformers_own_schedules_can_be_asked_for(models):
     assert seen == ("heuristic", 0.4)
     # A threshold ends drafts sooner; a schedule lets drafts shrink that are seldom kept.
     constant, sure, shrinking = (
-        run_request(models, one, batch(), 40, stages=True)
+        run_request(models, one, batch(), 40)
         for one in parse_modes("stock@3,stock@3:threshold=1,stock@3:schedule=heuristic", 5)
     )
     assert constant.rows[0].tolist() == sure.rows[0].tolist() == shrinking.rows[0].tolist()
-    assert sure.stages.draft_calls < constant.stages.draft_calls
-    assert shrinking.stages.target_calls > constant.stages.target_calls
+    assert sure.drafted[0] < constant.drafted[0]
+    assert shrinking.work[0][0] > constant.work[0][0]
 
 
 def test_transformers_own_drafts_on_a_static_cache(models, monkeypatch):
@@ -155,47 +154,16 @@ def test_transformers_own_drafts_on_a_static_cache(models, monkeypatch):
 @pytest.mark.parametrize(
     ("text", "temperature", "message"),
     [
-        ("plain:k=3", None, "'plain' with the setting 'k'; it has copies and dtype"),
+        ("plain:k=3", None, "'plain' without settings"),
         ("stock:k=3", None, "'stock' with the setting 'k'; it has schedule, threshold and cache"),
         ("stock:cache=quantized", None, "`cache of stock` has to be dynamic or static"),
         ("stock:threshold=2", None, "`threshold of stock` has to be a number from 0 to 1"),
         ("stock:schedule=linear", None, "`schedule of stock` has to be constant, heuristic"),
-        ("plain:copies=1", None, "`copies of plain` has to be an int >= 2"),
-        ("plain:dtype=int8", None, "`dtype of plain` has to be other, float32"),
-        ("plain:copies=2", 0.7, "only greedy texts"),
     ],
 )
 def test_settings_without_a_rule_that_are_refused(text, temperature, message):
     with pytest.raises(LossyValueError, match=message):
         parse_modes(text, 5, temperature)
-
-
-def test_the_target_alone_in_another_batch_and_in_another_type(models):
-    twice, other = parse_modes("plain:copies=2,plain:dtype=other", 5)
-    assert (twice.label, twice.config, other.config) == ("plain:copies=2", {"copies": 2}, {"dtype": "other"})
-    seen, before = [], [(p, p.data_ptr(), p.dtype) for p in models.target.parameters()]
-    hook = models.target.register_forward_pre_hook(
-        lambda module, args, kwargs: seen.append((len(kwargs["input_ids"]), module.dtype)), with_kwargs=True
-    )
-    plain, doubled, rounded = (run_request(models, mode, batch(0, 1), 8) for mode in (PLAIN, twice, other))
-    hook.remove()
-    assert {*seen[:8]} == {(2, torch.float32)}
-    assert {*seen[8:16]} == {(4, torch.float32)}
-    assert {*seen[16:]} == {(2, torch.bfloat16)}
-    assert [len(response.rows) for response in (plain, doubled, rounded)] == [2] * 3
-    assert [row.tolist() for row in plain.rows] == [row.tolist() for row in doubled.rows]
-    assert [(p, p.data_ptr(), p.dtype) for p in models.target.parameters()] == before
-    with pytest.raises(LossyUnsupportedError, match="prepacked"), other.prepared(Models(prepack(tiny()))):
-        pass
-
-
-def test_modes_of_the_noise_floor():
-    added = with_noise(parse_modes("topk@3,lossless@8", 5), 4, dtype=True)
-    assert [mode.label for mode in added] == ["topk@3", "lossless@8", "plain", "plain:copies=2", "plain:dtype=other"]
-    assert [mode.is_the_target_s for mode in added] == [False, True, True, True, True]
-    assert [mode.label for mode in with_noise([], 4, dtype=False)] == ["plain", "plain:copies=2", "lossless"]
-    with pytest.raises(LossyValueError, match="`noise_floor` compares greedy texts"):
-        with_noise(parse_modes("topk", 5, 0.7), 4, dtype=True)
 
 
 @pytest.mark.parametrize(("mode", "said"), [

@@ -7,7 +7,6 @@ import torch
 from transformers import GenerationConfig
 
 from hf_lossy_assist import LossyValueError, last_stats
-from hf_lossy_assist.evaluation.costs import costs_of
 from hf_lossy_assist.evaluation.modes import Models, parse_modes
 from hf_lossy_assist.evaluation.requests import batches_of, run_request
 from tests.tiny_models import ARCHITECTURES, noisy_copy, padded, prompt, tiny
@@ -63,6 +62,3 @@ def test_it_is_a_mode_of_evaluations():
     assert torch.equal(plain.rows[0], own.rows[0])
     assert own.work == [(12, 0, 0)]
     assert own.drafted == [0]
-    costs = costs_of(models, modes, prompt()[0].tolist(), [12])
-    assert set(costs) == {"plain", "lossless@0"}
-    assert all({*one.target} == {1} and one.token(12) == 0 for one in costs.values())

@@ -54,10 +54,8 @@ def test_a_comparison_of_both_engines(models):
     pair = pairs.load("arithmetic")
     with VllmEngines(PYTHON, threads=1) as engines:
         modes = [*parse_modes("plain"), *engines.modes(parse_modes("plain,stock@4"))]
-        evaluation = Evaluation(
-            models, pair.tokenizer, pair.task, modes, "plain", 2, max_new_tokens=5, measure=None, stages=True
-        )
-        result = evaluation.complete(None, costs=True, track=lambda items, **_: items)
+        evaluation = Evaluation(models, pair.tokenizer, pair.task, modes, "plain", 2, max_new_tokens=5, measure=None)
+        result = evaluation.complete(None, lambda items, **_: items)
         assert len(engines._started) == 2
         batches = batches_of([[5, 6, 7], [5, 6]], 2)
         [rule] = engines.modes(parse_modes("topk@4"))
@@ -72,22 +70,18 @@ def test_a_comparison_of_both_engines(models):
     drafted = result.modes["vLLM: its own lossless@4"]
     assert (drafted.mean_accepted, drafted.tokens_per_round) == (2.0, 2.5)
     assert modes[2].config == {"engine": "vllm", "num_assistant_tokens": 4}
-    assert (drafted.round_time, drafted.peak_memory, drafted.predicted_seconds) == (None, None, None)
-    assert result.modes["plain"].round_time is not None, "the stages are those of this process"
+    assert drafted.peak_memory is None
     assert drafted.speed.times.keys() == {"plain"}
 
 
 @pytest.mark.usefixtures("_stand_in")
-@pytest.mark.parametrize("command", ["evaluate", "calibrate"])
-def test_commands_end_their_engines(command, tmp_path, monkeypatch):
+def test_commands_end_their_engines(tmp_path, monkeypatch):
     started, start = [], Engine.__init__
     monkeypatch.setattr(Engine, "__init__", lambda self, *given: (started.append(self), start(self, *given))[1])
     arguments = ["--pair", "arithmetic", "--modes", "plain,topk@4", "--limit", "2"]
     arguments += ["--engine", "vllm", "--set", f"vllm_python={PYTHON}", "--out", str(tmp_path / "out")]
-    length = ["--set", "max_new_tokens=5"] if command == "calibrate" else ["--max-new-tokens", "5"]
-    limits = [*length, "--max-loss", "50"] if command == "calibrate" else length
-    result = CliRunner().invoke(app, [command, *arguments, *limits])
-    assert result.exit_code == (command == "calibrate"), result.output  # two problems certify nothing
+    result = CliRunner().invoke(app, ["evaluate", *arguments, "--max-new-tokens", "5"])
+    assert result.exit_code == 0, result.output
     assert [engine._process.poll() for engine in started] == [0, 0]
 
 

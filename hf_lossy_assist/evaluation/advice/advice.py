@@ -16,10 +16,9 @@ from ...errors import LossyUnsupportedError, LossyValueError, nearest
 from ...generation.spelling import Spelling
 from ...values import Rule, is_number
 from ..modes import EVERYTHING, DecodingMode
-from ..quality import Interval
 from ..tables import NumberTable, as_text, milliseconds, number, percent, table
 from .replay import Walk
-from .speeds import Speeds, Trial
+from .speeds import Speeds
 
 WANTED = 1.25
 """The speed, as a multiple of lossless's, for which advice says how much a rule has to keep."""
@@ -41,14 +40,11 @@ class Row:
     high: float
     times_alone: float  # as fast as the target alone, as many texts together
     others: float  # the share of the text's tokens that the lossless rule would have refused
-    ran: int  # on how many prompts the rule ran, by which its speed is corrected
     nats: float | None = None  # log p given up, per token of the text; greedily
     worst: float | None = None  # by one token, at most
     tv: float | None = None  # between p and what the rule emits where it decides, in the mean; when sampling
     kl: float | None = None
     outside: float | None = None  # the mass that it emits where p is 0
-    lost: Interval | None = None  # right answers of 100 that become wrong, and wrong ones that become right: by labels
-    won: Interval | None = None
 
     @property
     def loss(self) -> float | None:
@@ -64,7 +60,6 @@ class Replayed:
     walks: Mapping[int | str, Walk]
     shown: tuple[int | str, ...] = ()  # the draft lengths that were asked for; empty for the best one
     losses: Mapping[str, float] = field(default_factory=dict)  # ``tv``, ``kl`` and ``outside``, when sampling
-    answers: Callable[[Walk], Mapping[str, Interval]] = lambda walk: {}  # ``lost`` and ``won``, where labels tell
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,23 +75,16 @@ class Advice:
     matches
         The share of positions at which the lossless rule keeps the draft's token.
     keeping
-        Gives the walks of a rule that keeps a share of the tokens that ``lossless`` refuses; None where these are not
-        known.
+        Gives the walks of a rule that keeps a share of the tokens that ``lossless`` refuses.
     decoding
         Keywords of ``generate()`` that say how tokens are chosen.
-    runs
-        Settings that ran on some of the prompts.
-    drafting
-        Gives keywords of ``generate()``, besides the draft, for drafts of so many tokens.
     """
 
     replayed: Sequence[Replayed]
     speeds: Speeds
     matches: float
-    keeping: Callable[[float], Mapping[int, Walk]] | None
+    keeping: Callable[[float], Mapping[int, Walk]]
     decoding: Mapping[str, Any]
-    runs: Sequence[Trial] = ()
-    drafting: Callable[[int | str], Mapping[str, Any]] = lambda gamma: {}
 
     def with_draft_cost(self, share: float) -> Advice:
         """Return the advice for other hardware, on which a drafted token takes ``share`` of a target's token."""
@@ -111,7 +99,7 @@ class Advice:
     @property
     def draft_cost(self) -> float:
         """A drafted token's share of a target's token."""
-        return self.speeds.draft_cost
+        return self.speeds.costs.share
 
     @property
     def sampled(self) -> bool:
@@ -124,10 +112,8 @@ class Advice:
     def needed(self, times: float = WANTED) -> float | None:
         """Return the share of the tokens that lossless refuses that a rule must keep to be so many times as fast.
 
-        None if keeping all of them is not enough, or where it is not known.
+        None if keeping all of them is not enough.
         """
-        if self.keeping is None:
-            return None
         seconds = self.speeds.seconds
         wanted, low, high = seconds(self._lossless).sum() / times, 0.0, 1.0
         if seconds(self._fastest(self.keeping(high))).sum() > wanted:
@@ -146,22 +132,13 @@ class Advice:
         """Return what a rule brings with drafts of ``gamma`` tokens; by default with its best ones."""
         walk = self._fastest(one.walks) if gamma is None else one.walks[gamma]
         total, rounds = self.tokens.sum(), walk.rounds.sum()
-        others = float(walk.others.sum() / total)
-        ran = self._ran(one, walk.gamma)
-        times, low, high = self.speeds.times(walk, self._lossless, ran)
-        alone, *_ = self.speeds.times(walk, self.speeds.alone, ran)
+        times, low, high = self.speeds.times(walk, self._lossless)
+        alone, *_ = self.speeds.times(walk, self.speeds.alone)
         greedily = {"nats": float(walk.nats.sum() / total), "worst": float(walk.worst.max())}
         return Row(
             one.mode.label, walk.gamma, float(walk.kept.sum() / rounds), float(total / rounds), times, low, high,
-            alone, others, len(ran[0].tokens) if ran else 0, **(one.losses if self.sampled else greedily),
-            **one.answers(walk),
+            alone, float(walk.others.sum() / total), **(one.losses if self.sampled else greedily),
         )  # fmt: skip
-
-    def _ran(self, one: Replayed, gamma: int | str) -> tuple[Trial, Walk] | None:
-        """Return the run of a rule, if there is one: with drafts of ``gamma`` tokens, or else with others."""
-        own = [run for run in self.runs if run.mode == one.mode.label]
-        run = next((run for run in own if run.gamma == gamma), own[0] if own else None)
-        return run and (run, one.walks[run.gamma])
 
     @cached_property
     def rows(self) -> tuple[Row, ...]:
@@ -172,7 +149,7 @@ class Advice:
     @cached_property
     def front(self) -> tuple[Row, ...]:
         """The rows that gain, and than which no other loses less and gains as much."""
-        rules = [row for row in self.rows if row.mode != EVERYTHING and row.times_lossless > 1 and row.loss is not None]
+        rules = [row for row in self.rows if row.mode != EVERYTHING and row.times_lossless > 1]
         return tuple(
             row
             for row in rules
@@ -184,16 +161,6 @@ class Advice:
             )
         )
 
-    @property
-    def contenders(self) -> tuple[Row, ...]:
-        """The setting that seems the fastest of those within the bounds of :meth:`best`, and its front's neighbours."""
-        chosen = self._within(MAX_NATS, MAX_TV)
-        if chosen.mode == "lossless":
-            return ()
-        front = sorted({*self.front, chosen}, key=lambda row: row.times_lossless)
-        at = front.index(chosen)
-        return tuple(front[max(0, at - 1) : at + 2])
-
     @cached_property
     def ceiling(self) -> Row:
         """The row that keeps everything: no rule is faster."""
@@ -203,8 +170,8 @@ class Advice:
     def _within(self, max_nats: float, max_tv: float) -> Row:
         """Return the fastest row of all but ``everything`` whose loss is within a bound."""
         measure, bound = ("tv", max_tv) if self.sampled else ("nats", max_nats)
-        known = [row for row in self.rows if row.mode != EVERYTHING and getattr(row, measure) is not None]
-        return max((row for row in known if getattr(row, measure) <= bound), key=lambda row: row.times_lossless)
+        rows = [row for row in self.rows if row.mode != EVERYTHING and getattr(row, measure) <= bound]
+        return max(rows, key=lambda row: row.times_lossless)
 
     def best(self, mode: str | None = None, *, max_nats: float = MAX_NATS, max_tv: float = MAX_TV) -> Recommendation:
         """Return the fastest setting: of one rule, or of all but ``everything`` whose loss is within a bound.
@@ -242,7 +209,7 @@ class Advice:
             if row.times_alone <= 1:
                 return Recommendation(None, DecodingMode("plain"), self.decoding)
         mode = replace(by_label[row.mode].mode, gamma=row.gamma)
-        return Recommendation(row, mode, self.decoding, self.drafting(row.gamma))
+        return Recommendation(row, mode, self.decoding)
 
     @property
     def _unsteady(self) -> str:
@@ -256,7 +223,7 @@ class Advice:
     def said(self) -> list[str]:
         """The costs, what the draft is worth, and the verdict, in sentences."""
         speeds, own = self.speeds, self._lossless
-        target = ", ".join(f"{milliseconds(speeds.costs.read(n, speeds.length))} over {n}" for n in (1, 6, 17))
+        target = ", ".join(f"{milliseconds(speeds.costs.read(n))} over {n}" for n in (1, 6, 17))
         times, low, high = speeds.times(own, speeds.alone)
         share, drafts = self.needed(), "default drafts" if own.gamma == AUTO else f"γ = {own.gamma}"
         verdict = f"With this draft no rule is more than {self.ceiling.times_lossless:.2f} × as fast as lossless."
@@ -267,7 +234,7 @@ class Advice:
             *([] if speeds.steady else [f"Nothing is recommended: {self._unsteady}."]),
             (
                 f"A round{'' if one else f' of {speeds.rows} rows'}: the target {target} tokens (ms); a drafted token "
-                f"{milliseconds(speeds.costs.token(speeds.length))} (c = {self.draft_cost:.2f})."
+                f"{milliseconds(speeds.costs.drafted)} (c = {self.draft_cost:.2f})."
             ),
             (
                 f"{len(self.tokens)} answers of the target, {int(self.tokens.sum()):,} tokens: lossless would keep "
@@ -282,27 +249,8 @@ class Advice:
                 f"second by the target alone, and {speeds.per_second(own):.0f} losslessly."
             )]),
             verdict,
-            *(
-                f"{run['setting']} ran on {run['prompts']} of the prompts: {run['tokens_per_call']:.2f} tokens per "
-                f"call, predicted {run['predicted']:.2f}."
-                for run in self.seen
-            ),
             *([f"Recommended for speed: {self.best()}."] if speeds.steady else []),
         ]  # fmt: skip
-
-    @property
-    def seen(self) -> list[dict[str, Any]]:
-        """Tokens per call of the settings that ran, predicted and seen."""
-        walks = {one.mode.label: one.walks for one in self.replayed}
-        found = []
-        for run in self.runs:
-            count = len(run.tokens)
-            predicted = self.tokens[:count].sum() / walks[run.mode][run.gamma].rounds[:count].sum()
-            found.append({
-                "setting": with_gamma(run.mode, run.gamma), "prompts": count, "predicted": float(predicted),
-                "tokens_per_call": float(run.tokens.sum() / run.rounds.sum()),
-            })  # fmt: skip
-        return found
 
     @property
     def next_step(self) -> str:
@@ -313,8 +261,10 @@ class Advice:
         settings = [f"lossless@{self._lossless.gamma}", *(with_gamma(row.mode, row.gamma) for row in few)]
         size = "" if self.speeds.rows == 1 else f" --batch-size {self.speeds.rows}"
         modes = ",".join(["plain", *settings])
-        known = "predicted, not measured" if any(row.lost for row in self.rows) else "not measured here"
-        return f"What other tokens do to answers is {known}. Next: lossy-assist evaluate … --modes {modes}{size}"
+        return (
+            "What other tokens do to answers is not known here, nor are rules that look at whole drafts or at states, "
+            f"nor other drafters: measure a dozen prompts. Next: lossy-assist evaluate … --modes {modes}{size}"
+        )
 
     def table(self) -> NumberTable:
         """Lay out the rows."""
@@ -327,13 +277,10 @@ class Advice:
             "other\n(%)": lambda row: percent(row.others, 1),
         }
         if self.sampled:
-            columns |= {name.upper(): lambda row, name=name: _three(getattr(row, name)) for name in ("tv", "kl")}
+            columns |= {name.upper(): lambda row, name=name: f"{getattr(row, name):.3f}" for name in ("tv", "kl")}
             columns["out-\nside\n(%)"] = lambda row: percent(row.outside, 1)
         else:
-            columns |= {"nats": lambda row: _three(row.nats), "worst": lambda row: f"{row.worst:.1f}"}
-        for name in ("lost", "won"):
-            if any(getattr(row, name) for row in self.rows):
-                columns[f"{name}\nof 100"] = lambda row, name=name: _spread(getattr(row, name))
+            columns |= {"nats": lambda row: f"{row.nats:.3f}", "worst": lambda row: f"{row.worst:.1f}"}
         return table(self.rows, columns, "What each rule brings")
 
     def __str__(self) -> str:
@@ -356,21 +303,13 @@ class Advice:
             "costs": self.speeds.entry, "steady": self.speeds.steady,
             "recommended": str(self.best()) if self.speeds.steady else None,
             "decoding": dict(self.decoding), "answers": len(self.tokens), "tokens": int(self.tokens.sum()),
-            "matches": self.matches, "seen": self.seen, "ceiling": self.ceiling.times_lossless, "said": self.said,
+            "matches": self.matches, "ceiling": self.ceiling.times_lossless, "said": self.said,
         }  # fmt: skip
 
 
 def with_gamma(mode: str, gamma: int | str) -> str:
     """Return a mode as it is spelt with a draft length."""
     return str(replace(Spelling.read(mode), gamma=gamma))
-
-
-def _spread(found: Interval | None) -> str:
-    return "" if found is None else "{:.1f} ({:.1f} … {:.1f})".format(*found)
-
-
-def _three(value: float | None) -> str:
-    return "" if value is None else f"{value:.3f}"
 
 
 @dataclass(frozen=True)
@@ -380,7 +319,6 @@ class Recommendation:
     row: Row | None  # of the table; None for the target alone
     mode: DecodingMode
     decoding: Mapping[str, Any]
-    drafting: Mapping[str, Any] = field(default_factory=dict)
 
     def __str__(self) -> str:
         return "plain, without a draft" if self.row is None else with_gamma(self.row.mode, self.row.gamma)
@@ -388,4 +326,4 @@ class Recommendation:
     @property
     def settings(self) -> dict[str, Any]:
         """Keywords for ``generate()``, ``pipeline`` and ``GenerationConfig``; an assistant is given besides."""
-        return {**self.decoding, **{key: x for key, x in self.mode.config.items() if x != {}}, **self.drafting}
+        return {**self.decoding, **{key: x for key, x in self.mode.config.items() if x != {}}}

@@ -1,66 +1,53 @@
-"""Advising: the target answers, both models read, and every rule replays."""
+"""Advising: the target answers, both models read the answers, and every rule replays."""
 
 from __future__ import annotations
 
-import json
 import zlib
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from ...acceptors import Acceptor
 from ...acceptors.base import AUTO
 from ...drafting.draft_ends import DEFAULT_NUM_TOKENS, LONGEST
-from ...drafting.per_row import missing
-from ...drafting.state_head import StateHead
 from ...errors import LossyError, LossyUnsupportedError, LossyValueError, need
 from ...generation.certificate import GENERATION_CONFIG
 from ...generation.config import LossyConfig
 from ...generation.lossy_call import LossyCall
 from ...generation.spelling import Spelling, split
-from ...heads import Head
-from ...models.lm_head_hook import DROPOUTS, POSITIONS, choose_dropout
-from ...models.reading import read_text
+from ...heads import ModelIdentity
 from ...store.folder import MANIFEST, write_json
+from ...store.records import Records
 from ...tasks import Task
-from ...values import ONE_OR_MORE, Rule
-from ..answers import read_plan
-from ..costs import FREE, KEEP_ALL, Costs, merged, repeated_costs
-from ..costs import GAMMAS as TIMED
+from ...values import Checked, Count, Rule
+from ..answers import AnswerStore, read_plan
 from ..evaluation import Evaluation, Track, progress_bar
 from ..modes import EVERYTHING, DecodingMode, Models, parse_modes
-from ..quality import Interval
-from ..requests import PromptList, Prompts, run_request
-from .advice import DRAFT_COST, Advice, Replayed, Row
-from .answer_texts import AnswerTexts
-from .drawing import draw
-from .lookup_first import LookupFirstLogits
-from .replay import Acceptance, Walk, decided, drawn, greedy, reads_states, rounds
-from .speeds import Speeds, Trial
-from .text_logits import TextLogits
-
-if TYPE_CHECKING:
-    from .outcomes import Labelled
+from ..requests import PromptBatch, PromptList, Prompts
+from .advice import DRAFT_COST, Advice, Replayed
+from .replay import LIKELIEST, Acceptance, TextLogits, Walk, drawn, greedy, processors_of, read_laws
+from .speeds import KEEP_ALL, Costs, Speeds, measure_costs, merged
 
 GAMMAS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32)
 """Draft lengths among which each rule's best is looked for."""
 
-STEPS = 16
-"""The longest drafts of heads on the target's states, and of others whose laws depend on where a draft began."""
+TIMED = {False: ((1, 5, 16, 32), 3), True: ((1, 2, 3, 5, 8, 12, 16, 24, 32), 6)}
+"""The draft lengths that are timed, and how often; with True, for ``tune``."""
 
-GREEDY = "near_top,min_p,regret,margin,topk,typical,relaxed:top_n=2:delta=0.2,fsd,fly,lenience,ensemble"
+GREEDY = "near_top,min_p,margin,topk,typical,relaxed:top_n=2:delta=0.2,fsd,lenience,ensemble"
 """The rules that are compared by default in greedy decoding; ``lossless`` and ``everything`` always are."""
 
 SAMPLED = "ears,ears:beta=0.5,ears:beta=1.0,cactus:delta=0.01,cactus,cactus:delta=1.0,near_top"
 SAMPLED += ",near_top:alpha=0.75,lenience,ensemble,typical,topk,min_p"
 """The same when sampling."""
+
+MEASURE = "measure a dozen prompts with `evaluate` instead"
 
 _GAMMAS = Rule("a list of different ints from 1 to 64", lambda x: len({*x}) == len([*x]) and all(
     type(gamma) is int and 1 <= gamma <= 64 for gamma in x
@@ -86,7 +73,7 @@ def target_alone(
         mode = replace(mode, label="lossless", rule="lossless", gamma=DEFAULT_NUM_TOKENS)
     elif (out / MANIFEST).exists():
         manifest = read_plan(out, "out")
-        names = ("batch_size", "clock", "measure", "repeats", "stages")
+        names = ("batch_size", "clock", "measure", "repeats")
         kept = {name: manifest[name] for name in names if name in manifest}
         label = manifest["reference"]
         config = manifest["modes"].get(label, {})
@@ -94,6 +81,19 @@ def target_alone(
             gamma = config["num_assistant_tokens"]
             mode = replace(mode, label=label, rule="lossless", settings=config["lossy_config"], gamma=gamma)
     return Evaluation(models, tokenizer, task, [mode], mode.label, limit, **kept, **others)
+
+
+@dataclass(frozen=True)
+class ReadAnswer(Checked):
+    """An answer that both models have read; ``id`` is a checksum of its prompt and itself."""
+
+    id: Count
+
+
+class Laws(Records[ReadAnswer]):
+    """What both models say along answers; the arrays of a row are the fields of :class:`TextLogits`."""
+
+    row_type, command, file = ReadAnswer, "advise", "laws.jsonl"
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,20 +106,15 @@ class Advising:
     draft_cost: float | None = None  # a drafted token's share of a target's token; measured by default
     tune: bool = False
     rows: int = 1  # how many prompts are decoded together
-    guard: int = 8  # on how many prompts, at least, the recommended setting and its neighbours run
     out: Path | None = None  # a folder of answers, which an interrupted run goes on with
-    labels: str | Path | None = None  # a folder of `mine --labels judge`, by which answers lost and won are predicted
     track: Track = field(default=lambda items, **_: items)
 
     def __post_init__(self) -> None:
         _GAMMAS.check("gammas", self.gammas)
         if self.draft_cost is not None:
             DRAFT_COST.check("draft_cost", self.draft_cost)
-        if self._looks_up_first and self.rows > 1:
-            raise LossyUnsupportedError(
-                f"`batch_size` is {self.rows}, but look-up before a draft is replayed for single texts only, since the "
-                "rows of a batch decide together; compare by `lossy-assist evaluate`"
-            )
+        if not self._call_of(self.evaluation.modes[0]).choice.drafts_with_model or self.models.lookup:
+            raise LossyUnsupportedError(f"`advise` replays drafts of a draft model alone; of others, {MEASURE}")
         if self.rows > 1 and (count := len(self.evaluation.examples)) < 2 * self.rows:
             raise LossyValueError(
                 f"`batch_size` has to be at most half the number of prompts, {count}, but is {self.rows}; give more of "
@@ -130,244 +125,155 @@ class Advising:
     def models(self) -> Models:
         return self.evaluation.models
 
-    @cached_property
-    def _call(self) -> LossyCall:
-        """A call of ``generate()`` with these drafts."""
-        return self._call_of(self.evaluation.modes[0])
-
     def _call_of(self, mode: DecodingMode) -> LossyCall:
         """Return the call of a mode, which raises where it can't run."""
         mode = replace(mode, rule=mode.rule or "lossless", gamma=mode.gamma or 1)
         return LossyCall.from_keywords(self.models.target, mode.keywords(self.models, 0))
 
     @property
-    def _looks_up_first(self) -> bool:
-        return self._call.choice.looked_up > 0
-
-    @property
-    def _by_position(self) -> bool:
-        """Whether the draft's law at a position does not depend on where a draft began."""
-        return self._call.choice.drafts_with_model
-
-    @cached_property
-    def _longest(self) -> int:
-        """The most tokens of a draft that are tried; where laws depend on its beginning, they are read for so many."""
-        asked = {*self.gammas, *(gamma for mode, _ in self.rules for gamma in mode.gamma or ())} - {AUTO}
-        usual = GAMMAS[-1] if self._by_position else (self.models.lookup if self.models.only_looks_up else STEPS)
-        return min(max([usual, *asked]), self.models.longest)
-
-    @property
     def temperature(self) -> float | None:
         return self.evaluation.modes[0].temperature
 
+    @property
+    def sampled(self) -> bool:
+        return self.temperature is not None
+
+    @cached_property
+    def decoding(self) -> dict[str, Any]:
+        """Keywords of ``generate()`` that say how tokens are chosen."""
+        keywords = self.evaluation.modes[0].keywords(self.models, 0)
+        return {name: keywords[name] for name in ("do_sample", "temperature", "top_k", "top_p") if name in keywords}
+
     def run(self) -> Advice:
         """Let the target answer, read the answers, time the models, and replay every rule."""
-        rules, _ = self.rules, self.labelled  # what is wrong with them is said first
-        laws = self.laws
+        rules, laws = self.rules, self.laws  # what is wrong with rules is said first
         tokens = laws.lengths.double().numpy()
-        length = float(np.mean([batch.ids.shape[1] for batch in self.texts.batches]) + tokens.mean() / 2)
+        length = float(np.mean([batch.ids.shape[1] for batch in self.batches]) + tokens.mean() / 2)
         repeats = self._costs(round(length))
-        speeds = Speeds(tokens, length, merged(repeats), repeats, self.rows, self.temperature is not None)
+        speeds = Speeds(tokens, merged(repeats), repeats, self.rows, self.sampled)
         replayed = [self.replay(mode, rule) for mode, rule in self.track(rules, description="replaying")]
         lossless = self._decided(rules[0][1])[0]
-        matches = float(lossless.keep[laws.by_draft.real.numpy()].mean())
+        matches = float(lossless.keep[laws.real.numpy()].mean())
 
         def keeping(share: float) -> dict[int | str, Walk]:
             kept = lossless.keeping(share)
             return {gamma: kept.walk(laws, *end) for gamma, end in self._ends(rules[0][1]).items()}
 
-        known = keeping if laws.alone else None
-        advice = Advice(replayed, speeds, matches, known, self.texts.decoding, drafting=self.models.drafting)
+        advice = Advice(replayed, speeds, matches, keeping, self.decoding)
         if self.draft_cost is not None:
             advice = advice.with_draft_cost(self.draft_cost)
-        if speeds.steady and self.guard:
-            advice = self._checked(advice)
         if self.out is not None:
             write_json(self.out / "advice.json", advice.entry)
             (self.out / GENERATION_CONFIG).unlink(missing_ok=True)  # of other advice
             if speeds.steady:
                 GenerationConfig(**advice.best().settings).save_pretrained(self.out)
-            draw(advice, self.out / "advice.png")
         return advice
 
-    def _checked(self, advice: Advice) -> Advice:
-        """Let the setting that seems the fastest, and its neighbours, run until each is corrected by its own run."""
-
-        def missing() -> list[Row]:
-            known = {(run.mode, run.gamma) for run in advice.runs}
-            return [row for row in advice.contenders if (row.mode, row.gamma) not in known]
-
-        while rows := missing():
-            advice = replace(advice, runs=(*advice.runs, *(self._run(advice, row) for row in rows)))
-        return advice
-
-    def _run(self, advice: Advice, row: Row) -> Trial:
-        """Run a setting on the first prompts, in batches of which there are two at least."""
-        one = next(one for one in advice.replayed if one.mode.label == row.mode)
-        mode = replace(one.mode, gamma=row.gamma, temperature=self.temperature, top_p=self.evaluation.modes[0].top_p)
-        batches = replace(self.evaluation, batch_size=self.rows).batches[: max(2, -(-self.guard // self.rows))]
-        made = [
-            run_request(self.models, mode, batch, self.evaluation.length)
-            for batch in self.track(batches, description=f"running {row.mode}")
-        ]
-        return Trial.of(row.mode, row.gamma, made)
+    @cached_property
+    def batches(self) -> list[PromptBatch]:
+        return replace(self.evaluation, batch_size=1).batches  # one prompt each
 
     @cached_property
-    def labelled(self) -> Labelled | None:
-        """The labels, if there are any."""
-        if self.labels is None:
-            return None
-        from .outcomes import Labelled  # needs pyarrow, which the package alone does without
-
-        if self.temperature is not None:
-            raise LossyUnsupportedError(
-                "`labels` tell what greedy decoding does to answers, but here tokens are drawn; leave `labels` out"
-            )
-        task = self.evaluation.task
-        return Labelled.read(self.labels, self.models, None if isinstance(task, PromptList) else task.name)
-
-    @cached_property
-    def laws(self) -> TextLogits | LookupFirstLogits:
+    def laws(self) -> TextLogits:
         """What both models say along the target's answers, which are made now."""
-        return self.texts.laws(looked_up=self._looks_up_first)
+        evaluation, models = self.evaluation, self.models
+        plan = {
+            "target": asdict(ModelIdentity.of(models.target)), "draft": asdict(ModelIdentity.of(models.draft)),
+            "decoding": self.decoding, "likeliest": LIKELIEST,
+        }  # fmt: skip
+        store = AnswerStore() if self.out is None else AnswerStore(self.out, evaluation.plan())
+        kept = Laws(None if self.out is None else self.out / "laws", plan)
+        known, texts = kept.done(), []
+        answered = self.track(evaluation.run(store), total=len(self.batches), description="answering")
+        for batch, answers in zip(self.batches, answered, strict=True):
+            prompt, answer = batch.ids[0].tolist(), evaluation.tokens_of(answers[evaluation.reference])
+            row = ReadAnswer(zlib.crc32(f"{prompt} {answer}".encode()))
+            if row.id not in known:
+                processors = processors_of(models.target, prompt, **self.decoding)
+                read = read_laws(models.target, models.draft, prompt, answer, processors)
+                kept.add(row, **{name: law.numpy() for name, law in read.items()})
+            texts.append({name: torch.from_numpy(law) for name, law in kept.arrays(row.id).items()})
+        return TextLogits.of(texts, evaluation.length)
 
     @cached_property
     def rules(self) -> list[tuple[DecodingMode, Acceptor]]:
         """The modes and their rules, ``lossless`` first; a mode's draft lengths are those to show."""
-        texts = [text.strip() for text in split(self.modes or (GREEDY if self.temperature is None else SAMPLED), ",")]
+        texts = [text.strip() for text in split(self.modes or (SAMPLED if self.sampled else GREEDY), ",")]
         found = {}
         for text in dict.fromkeys(("lossless", *texts, EVERYTHING)):
             (mode,) = parse_modes(text, None, self.temperature)
-            if mode.gamma == AUTO and not self._ends_by_itself:
-                raise LossyValueError(
-                    f"`modes` has {text!r}, but drawn drafts, and those of batches or of prompt lookup, are replayed "
-                    "with a number of tokens; put it after the @"
-                )
             if mode.rule is None:
                 raise LossyValueError(
                     f"`modes` has to name rules, but has {text!r}; the target alone is in every table"
                 )
-            heads = {name: self.models.heads[name] for name in mode.rules if name in self.models.heads}
-            mode.check_heads(self.models.heads)
-            config = LossyConfig.from_fields(mode.rule, dict(mode.settings), heads or mode.head)
-            if config != LossyConfig(config.rule):
-                raise LossyUnsupportedError(
-                    f"`modes` has {text!r}, but only rules with chains can be replayed: branches of trees leave the "
-                    "text, and limits look at it; compare such modes by `lossy-assist evaluate`"
+            if mode.gamma == AUTO and not self._ends_by_itself:
+                raise LossyValueError(
+                    f"`modes` has {text!r}, but drawn drafts, and those of batches, are replayed with a number of "
+                    "tokens; put it after the @"
                 )
+            mode.check_heads(self.models.heads)
+            heads = {name: self.models.heads[name] for name in mode.rules if name in self.models.heads}
+            config = LossyConfig.from_fields(mode.rule, dict(mode.settings), heads or mode.head)
             rule = config.rule
+            whole = rule.reads_draft or (self.sampled and rule.decides_whole_drafts)
+            reads = rule.needs - {"draft_probs", "draft_or_point_mass"} or rule.unverified_drafting is not None
+            if config != LossyConfig(rule) or (whole and rule.has_effect(self.sampled)) or reads:
+                raise LossyUnsupportedError(
+                    f"`modes` has {text!r}, but only rules that judge position by position, by both models' laws, are "
+                    f"replayed, in chains and without limits; {MEASURE}"
+                )
             try:
                 self._call_of(mode)
-                if self.models.only_looks_up and "draft_probs" in rule.needs:
-                    raise missing("draft_probs", rule, "prompt lookup", "give a `draft`")
             except LossyError:
                 if self.modes:
                     raise
                 continue  # a usual rule that does not go with this draft
-            if reads_states(rule) and (self._looks_up_first or not self._by_position):
-                raise LossyUnsupportedError(
-                    f"`modes` has {text!r}, but rules that read states or dropped heads are replayed with a draft "
-                    "model alone; compare such modes by `lossy-assist evaluate`"
-                )
             label = str(replace(Spelling.read(text, "modes"), gamma=None))
             known = found.get(label, (mode, rule, ()))[2]
             found[label] = replace(mode, label=label), rule, (*known, *filter(None, [mode.gamma]))
         return [(replace(mode, gamma=shown), rule) for mode, rule, shown in found.values()]
 
-    @cached_property
-    def texts(self) -> AnswerTexts:
-        return AnswerTexts(self.evaluation, self._by_position, self._longest, self.out, self.track)
-
     def _costs(self, length: int) -> list[Costs]:
-        gammas, repeats = (TIMED, 6) if self.tune else ((0, 1, 5, 16, 32), 3)
-        gammas = sorted({min(gamma, self._longest) for gamma in gammas})
-        mode = FREE if self.models.only_looks_up else KEEP_ALL
-        mode = replace(mode, temperature=self.temperature, top_p=self.evaluation.modes[0].top_p)
-        models, text = replace(self.models, lookup=0), self.texts.batches[0].ids[0].tolist()
-        return repeated_costs(
-            models, text, lengths=(length,), gammas=gammas, mode=mode, repeats=repeats, rows=self.rows,
-            track=lambda turns: self.track(turns, description="timing"),
-        )  # fmt: skip
+        gammas, repeats = TIMED[self.tune]
+        mode = replace(KEEP_ALL, temperature=self.temperature, top_p=self.evaluation.modes[0].top_p)
+        texts = [self.batches[0].ids[0].tolist()] * self.rows
+        return measure_costs(
+            self.models, texts, length, gammas, mode, repeats, lambda turns: self.track(turns, description="timing")
+        )
 
     def replay(self, mode: DecodingMode, rule: Acceptor) -> Replayed:
         """Walk along the answers as a rule would, with drafts of every length."""
-        if getattr(rule, "dropout", None) == AUTO:
-            found = self.dropout(rule.num_paths)
-            mode, rule = replace(mode, settings={**mode.settings, "dropout": found}), replace(rule, dropout=found)
         shown = mode.gamma or (self.gammas if mode.label != EVERYTHING else ())
-        sampled, ends = self.temperature is not None, self._ends(rule) | {x: (x, 0.0) for x in shown if x != AUTO}
-        together = rule.has_effect(sampled) and (rule.reads_draft or (sampled and rule.decides_whole_drafts))
-        if together or not self.laws.alone:
-            # What such a rule emits at a position depends on others.
-            losses = dict.fromkeys(("tv", "kl", "outside"), 0.0) if rule.is_lossless(sampled) else {}
-            walks = {gamma: rounds(rule, self.laws, most, sampled, end) for gamma, (most, end) in ends.items()}
-        else:
-            alone, losses = self._decided(rule)
-            if (run := rule.unverified_drafting) is not None:
-                # A run ends with the drafted token that the target decides, and no token of the target's own.
-                walk = alone.walk(self.laws, run.max_draft - 1, run=True)
-                return Replayed(replace(mode, gamma=None), {walk.gamma: walk}, (walk.gamma,))
-            walks = {gamma: alone.walk(self.laws, *end) for gamma, end in ends.items()}
-        walks = {gamma: replace(walk, gamma=gamma) for gamma, walk in walks.items()}
-        return Replayed(replace(mode, gamma=None), walks, tuple(shown), losses, partial(self._answers, rule))
-
-    def _answers(self, rule: Acceptor, walk: Walk) -> dict[str, Interval]:
-        """Return how many answers a rule loses and wins, where labels tell."""
-        kept = None if self.labelled is None else self.labelled.kept(rule, walk.sizes.shape[1] - 1)
-        return {} if kept is None else self.labelled.outcomes(kept, walk.others)
+        ends = self._ends(rule) | {x: (x, 0.0) for x in shown if x != AUTO}
+        decided, losses = self._decided(rule)
+        walks = {gamma: replace(decided.walk(self.laws, *end), gamma=gamma) for gamma, end in ends.items()}
+        return Replayed(replace(mode, gamma=None), walks, tuple(shown), losses)
 
     def _ends(self, rule: Acceptor) -> dict[int | str, tuple[int, float]]:
         """Return how long a rule's drafts may be, and the bound that ends them, for each setting that is tried."""
-        auto = {AUTO: (min(LONGEST, self._longest), rule.drafts_until)} if self._ends_by_itself else {}
-        return {gamma: (gamma, 0.0) for gamma in GAMMAS if gamma <= self._longest} | auto
+        auto = {AUTO: (LONGEST, rule.drafts_until)} if self._ends_by_itself else {}
+        return {gamma: (gamma, 0.0) for gamma in GAMMAS} | auto
 
     @property
     def _ends_by_itself(self) -> bool:
-        """Whether a text says where its drafts end: drawn ones end by what is drawn, and a batch waits for all rows.
-
-        A draft that is looked up has no law to end it.
-        """
-        return self.temperature is None and self.rows == 1 and self.models.draft is not None
-
-    def dropout(self, paths: int) -> float:
-        """Return one dropout for ``dropmatch`` on all prompts, found as a call does on its own."""
-        target = self.models.target
-        states = [read_text(target, batch.ids[0].tolist()).states[-POSITIONS:] for batch in self.texts.batches]
-        return DROPOUTS[choose_dropout(target.get_output_embeddings(), torch.cat(states), paths)]
+        """Whether a text says where its drafts end: drawn ones end by what is drawn, and a batch waits for all rows."""
+        return not self.sampled and self.rows == 1
 
     def _decided(self, rule: Acceptor) -> tuple[Acceptance, dict[str, float]]:
-        if not reads_states(rule):
-            laws = self.laws.by_draft
-            return (greedy(rule, laws), {}) if self.temperature is None else drawn(rule, laws)
-        sums = [LossyConfig(rule).in_full(), *(head.checksum for head in self.models.heads.values())]
-        name = f"{rule.name.replace(' ', '-')}-{zlib.crc32(json.dumps(sums).encode()):08x}"
-        drawn_too, track = self.temperature is not None, partial(self.track, description=rule.name)
-
-        def read(prompt: list[int], ids: list[int]) -> dict[str, Tensor]:
-            processors = self.texts.processors(prompt)
-            return decided(rule, self.models.target, self.models.draft, ids, len(prompt), processors, drawn_too)
-
-        found = self.texts.about(name, read, track)
-        padded = (
-            torch.nn.utils.rnn.pad_sequence([text[key] for text in found], batch_first=True)[..., None].double().numpy()
-            for key in ("keep", "others", "nats")
-        )
-        return Acceptance(*padded), {}
+        return drawn(rule, self.laws) if self.sampled else (greedy(rule, self.laws), {})
 
 
 def advise(
     target: PreTrainedModel,
-    draft: PreTrainedModel | StateHead | None,
+    draft: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
     prompts: Task | Prompts,
     *,
-    prompt_lookup_num_tokens: int | None = None,
     modes: str | None = None,
     gammas: Sequence[int] = (),
     limit: int | None = None,
     split: str = "test",
     max_new_tokens: int | None = None,
-    heads: Mapping[str, Head] | None = None,
     temperature: float | None = None,
     top_p: float = 1.0,
     batch_size: int = 1,
@@ -375,24 +281,21 @@ def advise(
     tune: bool = False,
     seed: int = 0,
     measure: str | None = None,
-    labels: str | Path | None = None,
     out: str | Path | None = None,
     track: Track = progress_bar,
 ) -> Advice:
-    """Predict how fast every rule would be with these models, here, and what it would change.
+    """Predict how fast rules would be with these models, here, and what they would change.
 
     The target answers the prompts. Each model reads the answers once, and every rule decides along them: a token that
     it keeps in place of the target's own counts as the target's. So rounds, kept tokens and the best draft length
-    follow for each rule. The speed follows from rounds that are timed here. Only the recommended rule and its
-    neighbours run, on eight prompts each, which corrects them.
+    follow for each rule. The speed follows from rounds that are timed here. Only rules that judge position by position
+    can be replayed, and only drafts of a draft model; for others, measure a dozen prompts with
+    :func:`~hf_lossy_assist.evaluate`.
 
     Parameters
     ----------
     target, draft, tokenizer
-        The models, which share the tokenizer. The draft may be a head on the target's states, such as EAGLE-3's, or
-        None where all is looked up.
-    prompt_lookup_num_tokens
-        Up to so many tokens are looked up in the text, before the draft drafts; without a draft, in its place.
+        The models, which share the tokenizer.
     prompts
         A task, or texts or lists of token ids like those that the models will get; with a chat template, a text is the
         user's turn.
@@ -404,8 +307,6 @@ def advise(
         The number of prompts, 12 or four batches of a task by default, and the task's split.
     max_new_tokens
         The longest answer; the task's by default, and 256 without one.
-    heads
-        Trained heads by the rule that uses them.
     temperature, top_p
         Of sampling, with no other warper; without a temperature, decoding is greedy.
     batch_size
@@ -419,22 +320,18 @@ def advise(
     measure
         How the answers in ``out`` are scored, as for :func:`~hf_lossy_assist.evaluate`; by default not at all, or as
         those that are there.
-    labels
-        A folder of ``lossy-assist mine --labels judge`` for these models and prompts like these. By its labels, each
-        rule's row predicts how many of 100 greedy answers become wrong or right (:mod:`.outcomes` has the model);
-        rules that read states are left out. Without labels, nothing is said about answers.
-    track
-        Shows progress, as for :func:`~hf_lossy_assist.evaluate`.
     out
         A folder for ``advice.json``, what the models said, and the answers, with which an interrupted run goes on.
         :func:`~hf_lossy_assist.evaluate` reads and writes the same answers, those of the target alone.
+    track
+        Shows progress, as for :func:`~hf_lossy_assist.evaluate`.
 
     Raises
     ------
     LossyValueError
         When an argument can't work; before any forward pass.
     LossyUnsupportedError
-        When the draft does not share the target's tokenizer, or the extra ``lab`` is missing.
+        When a rule or the draft can't be replayed, or the extra ``lab`` is missing.
 
     Examples
     --------
@@ -447,15 +344,10 @@ def advise(
     {'do_sample': False, 'lossy_mode': 'typical', 'num_assistant_tokens': 5}
     """
     need("lab", "`advise`")
-    if prompt_lookup_num_tokens is not None:
-        ONE_OR_MORE.check("prompt_lookup_num_tokens", prompt_lookup_num_tokens)
-    models = Models(target, draft, dict(heads or {}), prompt_lookup_num_tokens or 0, tokenizer)
-    folder = None if out is None else Path(out)
+    models, folder = Models(target, draft, tokenizer=tokenizer), None if out is None else Path(out)
     evaluation = target_alone(
         models, tokenizer, prompts, folder, limit=limit, split=split, max_new_tokens=max_new_tokens, seed=seed,
         temperature=temperature, top_p=top_p, measure=measure, batch_size=batch_size,
     )  # fmt: skip
     evaluation = replace(evaluation, limit=len(evaluation.examples) // batch_size * batch_size or evaluation.limit)
-    return Advising(
-        evaluation, modes or "", tuple(gammas), draft_cost, tune, batch_size, out=folder, labels=labels, track=track
-    ).run()
+    return Advising(evaluation, modes or "", tuple(gammas), draft_cost, tune, batch_size, out=folder, track=track).run()

@@ -1,65 +1,140 @@
-"""How fast work is on a machine, a text or a batch at a time, and between what bounds its ratios lie elsewhere."""
+"""What the steps of decoding cost on a machine, and how fast replayed texts are by that, one or a batch at a time."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Protocol
+from statistics import median
+from typing import Any
 
 import numpy as np
+from torch import Tensor
+from transformers import StoppingCriteriaList
 
-from ..costs import Costs
-from ..quality import Interval, Spread, around
-from ..requests import Response
-from ..tables import milliseconds
+from ..modes import DecodingMode, Models
+from ..quality import Interval, jackknife, t_quantile
+from ..requests import batches_of, run_request
 from .replay import Walk
 
 STEADY = 1.25
 """How many times as long as in another repeat a step may take on a machine that is steady."""
 
+KEEP_ALL = DecodingMode("everything", "thresholds", {"threshold_single": 0}, 5)
+"""The mode whose rounds are timed: each has all of its tokens."""
 
-DRIFT = 0.06
-"""By how much, as a standard deviation of its logarithm, a rule's own text is faster or slower than the target's.
-
-For texts that part at their first token. Set before ``benchmarks.advice_coverage`` ran, by some of its sets with other
-prompts: there rules were up to 5 % faster than replayed.
-"""
+_ROUNDS = 5  # that a step's time is the mean of
 
 
-class Work(Protocol):
-    """Rounds on each text."""
+@dataclass(frozen=True)
+class Costs:
+    """Seconds of the steps of a round, for texts of one length.
 
-    def row_seconds(self, costs: Costs, length: float) -> np.ndarray:
-        """Return ``(B,)`` the seconds of each text's rounds, in calls of so many tokens."""
+    Examples
+    --------
+    >>> costs = Costs(0.1, {1: 1.0, 5: 1.2})
+    >>> round(costs.round(4), 2), round(costs.round(2), 2), round(costs.share, 2)
+    (1.6, 1.3, 0.1)
+    """
+
+    drafted: float  # a drafted token
+    target: Mapping[int, float]  # all else in a round, by the number of tokens that the target reads; of 1: it alone
+
+    def read(self, tokens: float) -> float:
+        """Return the seconds of a round without its draft; between two known numbers of tokens it is interpolated."""
+        known = sorted(self.target)
+        return float(np.interp(tokens, known, [self.target[n] for n in known]))
+
+    def round(self, gamma: int) -> float:
+        """Return the seconds of a round of ``gamma`` drafted tokens; 0 is a token of the target alone."""
+        return gamma * self.drafted + self.read(gamma + 1)
+
+    @property
+    def share(self) -> float:
+        """The time of a drafted token as a share of a token of the target, c."""
+        return self.drafted / self.read(1)
+
+    def with_share(self, share: float) -> Costs:
+        """Return the costs on hardware where a drafted token takes ``share`` of a target's token."""
+        return replace(self, drafted=share * self.read(1))
 
 
-@dataclass(frozen=True, eq=False)
-class Trial:
-    """What a setting did on the first prompts, when it ran; arrays ``(g,)``."""
+class _Endless:
+    """Lets nothing but the limit end a call."""
 
-    mode: str
-    gamma: int | str
-    tokens: np.ndarray
-    rounds: np.ndarray
-    drafted: np.ndarray
-    looked_up: np.ndarray | float = 0.0  # of the drafted ones, those that cost no forward of a draft
+    def __init__(self, models: Models) -> None:
+        # A token that no model writes.
+        self.keywords: dict[str, Any] = {"eos_token_id": models.target.get_input_embeddings().num_embeddings}
+        self.keywords["stopping_criteria"] = StoppingCriteriaList()
 
-    @classmethod
-    def of(cls, mode: str, gamma: int | str, responses: Iterable[Response]) -> Trial:
-        """Return what calls of a setting say."""
-        rows = [
-            (len(tokens), work[0], drafted, one.stats.looked_up / len(one.rows))
-            for one in responses
-            for tokens, work, drafted in zip(one.rows, one.work, one.drafted, strict=True)
-        ]
-        return cls(mode, gamma, *np.array(rows, dtype=float).T)
+    def cut(self, tokens: Tensor) -> Tensor:
+        return tokens
 
-    def row_seconds(self, costs: Costs, length: float) -> np.ndarray:
-        each = zip(self.rounds, self.drafted, strict=True)
-        found = [rounds * costs.round(drafted / rounds, length) for rounds, drafted in each]
-        return np.array(found) - self.looked_up * costs.token(length)
+
+def measure_costs(
+    models: Models,
+    texts: Sequence[Sequence[int]],
+    length: int,
+    gammas: Iterable[int],
+    mode: DecodingMode = KEEP_ALL,
+    repeats: int = 3,
+    track: Callable[[Sequence[Any]], Iterable[Any]] = iter,
+) -> list[Costs]:
+    """Time calls of ``generate()`` with drafts of so many tokens, with the target alone, and with the draft alone.
+
+    All take turns. A round's time is what further rounds add to a call of one, so that reading the prompt does not
+    count. A drafted token costs what a token of the draft alone does.
+
+    Parameters
+    ----------
+    texts
+        Token ids of prompts that are decoded together, brought to ``length``.
+    repeats
+        How often everything is timed; each repeat has costs of its own.
+    track
+        May show the progress of an iterable.
+    """
+    (batch,) = batches_of(texts, len(texts), device=models.target.device, length=length)
+    batch = replace(batch, ending=_Endless(models))
+    alone = replace(mode, rule=None, settings={}, gamma=None)
+    modes = {
+        1: alone, "draft": replace(alone, answers="draft"),
+        **{gamma + 1: replace(mode, gamma=gamma) for gamma in sorted({*gammas} - {0})},
+    }  # fmt: skip
+
+    def seconds(mode: DecodingMode, rounds: int) -> float:
+        return run_request(models, mode, batch, rounds * ((mode.gamma or 0) + 1)).seconds
+
+    found: dict[Any, list[float]] = {key: [] for key in modes}
+    for number, key in enumerate(track([*modes] * (repeats + 1))):
+        first, more = (seconds(modes[key], rounds) for rounds in (1, 1 + _ROUNDS))
+        if number >= len(modes):  # after a turn to warm up
+            found[key].append(max(0.0, more - first) / _ROUNDS)
+    drafted = found.pop("draft")
+    return [
+        Costs(drafted[r], {n: max(0.0, own[r] - (n - 1) * drafted[r]) for n, own in found.items()})
+        for r in range(repeats)
+    ]
+
+
+def merged(repeats: Sequence[Costs]) -> Costs:
+    """Return the medians of costs over repeats, without those of the target that fall as it reads more tokens.
+
+    A target can read a token together with others that nobody asked for, so more tokens never take less time. What
+    falls is noise: neighbours are pooled until nothing does (isotonic regression).
+
+    Examples
+    --------
+    >>> merged([Costs(0.1, {1: 3.0, 2: 1.0, 6: 4.0})]).target
+    {1: 2.0, 2: 2.0, 6: 4.0}
+    """
+    from sklearn.isotonic import isotonic_regression  # of the extra `lab`
+
+    widths = sorted(repeats[0].target)
+    read = [median(one.target[n] for one in repeats) for n in widths]
+    rising = isotonic_regression(read).tolist()
+    return Costs(median(one.drafted for one in repeats), dict(zip(widths, rising, strict=True)))
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,8 +145,6 @@ class Speeds:
     ----------
     tokens
         ``(B,)`` tokens of the texts.
-    length
-        Tokens of a prompt and half its text, in the mean.
     costs
         Seconds of the steps of decoding, for ``rows`` texts together.
     repeats
@@ -83,7 +156,6 @@ class Speeds:
     """
 
     tokens: np.ndarray
-    length: float
     costs: Costs
     repeats: Sequence[Costs] = ()
     rows: int = 1
@@ -91,8 +163,8 @@ class Speeds:
 
     def with_draft_cost(self, share: float) -> Speeds:
         """Return the speeds on hardware where a drafted token takes ``share`` of a target's token."""
-        repeats = tuple(one.with_draft_cost(share) for one in self.repeats)
-        return replace(self, costs=self.costs.with_draft_cost(share), repeats=repeats)
+        repeats = tuple(one.with_share(share) for one in self.repeats)
+        return replace(self, costs=self.costs.with_share(share), repeats=repeats)
 
     @cached_property
     def alone(self) -> Walk:
@@ -100,72 +172,54 @@ class Speeds:
         nothing = np.zeros(len(self.tokens))
         return Walk(0, self.tokens[:, None], *[nothing] * 4)
 
-    def seconds(self, work: Work, costs: Costs | None = None) -> np.ndarray:
+    def seconds(self, walk: Walk, costs: Costs | None = None) -> np.ndarray:
         """Return the seconds of each batch, without its prompts."""
-        return work.row_seconds(costs or self.costs, self.length).reshape(-1, self.rows).max(1)
+        rounds = [(costs or self.costs).round(size) for size in range(walk.sizes.shape[1])]
+        return (walk.sizes @ rounds).reshape(-1, self.rows).max(1)
 
-    def per_second(self, work: Work) -> float:
+    def per_second(self, walk: Walk) -> float:
         """Return the tokens of all rows per second."""
-        return float(self.tokens.sum() / self.seconds(work).sum())
+        return float(self.tokens.sum() / self.seconds(walk).sum())
 
-    def times(self, own: Walk, base: Walk, ran: tuple[Trial, Walk] | None = None) -> Interval:
+    def times(self, own: Walk, base: Walk) -> Interval:
         """Return how many times as fast as ``base`` is ``own``, and where that is in 95 % of runs on other prompts.
 
-        Those are as many, so prompts count twice. A text that has left the target's is one more draw, and by a
-        :data:`DRIFT` faster or slower than a replay shows. A setting that ``ran``, with the walk that predicts it, has
-        shown some of this. A round emits at most a token more than it drafts, which bounds the ratio.
+        Those are as many, so prompts count twice; a text that has left the target's is one more draw; and repeats of
+        the timing differ. Variances add up, and Student's t has the degrees of freedom of Welch and Satterthwaite. A
+        round emits at most a token more than it drafts, which bounds the ratio.
         """
         if own is base:
-            return 1.0, 1.0, 1.0
-        known, others = self.seconds(own), self.seconds(base)
+            return Interval(1.0, 1.0, 1.0)
+        both = np.stack([self.seconds(base), self.seconds(own)], 1)
+        n, r = len(both), len(self.repeats)
         logs = [np.log(self.seconds(base, one).sum() / self.seconds(own, one).sum()) for one in self.repeats]
-        paired = Spread.of_sums(np.stack([others, known], 1), _log)
-        shift, drift = self._drift(own, ran)
-        redrawn = [self._redrawn(each) for each in (own, base)]
-        estimate = np.log(others.sum() / known.sum()) + shift
-        found = around(estimate, _scaled(paired, 2), *redrawn, drift, Spread.of_mean(logs or [0.0]))
-        most = own.most * others.sum() / self.seconds(self.alone).sum()
-        return tuple(min(most, math.exp(x)) for x in found)
+        parts = [(2 * jackknife(both, _log), n - 1), *((self._redrawn(each), n - 1) for each in (own, base))]
+        parts += [(np.var(logs, ddof=1) / r, r - 1)] if r > 1 else []
+        known = [(variance, freedom) for variance, freedom in parts if variance > 0]
+        half = 0.0
+        if known:
+            variance = sum(each for each, _ in known)
+            freedom = variance**2 / sum(each**2 / count for each, count in known)
+            half = t_quantile(round(min(freedom, 1e4), 1)) * math.sqrt(variance)
+        most = own.sizes.shape[1] * both[:, 0].sum() / self.seconds(self.alone).sum()
+        estimate = float(_log(both.sum(0)))
+        return Interval(*(min(most, math.exp(x)) for x in (estimate, estimate - half, estimate + half)))
 
-    def _drift(self, walk: Walk, ran: tuple[Trial, Walk] | None) -> tuple[float, Spread]:
-        """Return by how much the logarithm of a rule's speed is off, and how far that may be wrong.
-
-        What a run has shown counts by its precision beside that of a drift of 0.
-        """
-        before = DRIFT**2 * self._share(walk.diverged)
-        if ran is None or not before:
-            return 0.0, Spread(before)
-        run, predicted = ran
-        seen = np.stack([self._of_batches(run.tokens), self.seconds(run)], 1)
-        expected = np.stack([self.seconds(predicted), self._of_batches(self.tokens)], 1)[: len(seen)]
-        both = np.concatenate([seen, expected], 1)
-        # As few prompts as ran may agree by chance.
-        least = self._redrawn(predicted).variance * len(self.tokens) / len(run.tokens)
-        variance = max(Spread.of_sums(both, _log).variance, least)
-        weight = before / (before + variance)
-        return weight * float(_log(both.sum(0)[None])[0]), Spread(weight * variance)
-
-    def _redrawn(self, walk: Walk) -> Spread:
+    def _redrawn(self, walk: Walk) -> float:
         """Return what the logarithm of a speed varies by, since texts differ from those of the replay."""
-        rates = np.stack([self._of_batches(self.tokens), self.seconds(walk)], 1)
-        return _scaled(Spread.of_sums(rates, _log), 1.0 if self.sampled else self._share(walk.diverged))
-
-    def _share(self, shares: np.ndarray) -> float:
-        """Return the share of all tokens of which each text has its own share."""
-        return float((shares * self.tokens).sum() / self.tokens.sum())
-
-    def _of_batches(self, tokens: np.ndarray) -> np.ndarray:
-        return tokens.reshape(-1, self.rows).sum(1)
+        rates = np.stack([self.tokens.reshape(-1, self.rows).sum(1), self.seconds(walk)], 1)
+        share = 1.0 if self.sampled else float((walk.diverged * self.tokens).sum() / self.tokens.sum())
+        return share * jackknife(rates, _log)
 
     @property
     def spread(self) -> tuple[float, str]:
         """How many times as long as in another repeat the least steady step took, and what that is, in words."""
-        steps = {"a drafted token": [one.token(self.length) for one in self.repeats]}
+        steps = {"a drafted token": [one.drafted for one in self.repeats]}
         for n in self.costs.target:
-            steps[f"a round over {n} token{'s' * (n > 1)}"] = [one.read(n, self.length) for one in self.repeats]
+            steps[f"a round over {n} token{'s' * (n > 1)}"] = [one.read(n) for one in self.repeats]
         found = [(max(each) / min(each), name, each) for name, each in steps.items() if min(each, default=0) > 0]
         times, name, each = max(found, default=(1.0, "", [0.0]))
-        return times, f"{name} took {milliseconds(min(each))} to {milliseconds(max(each))} ms"
+        return times, f"{name} took {1000 * min(each):.4g} to {1000 * max(each):.4g} ms"
 
     @property
     def steady(self) -> bool:
@@ -173,24 +227,15 @@ class Speeds:
         return self.spread[0] <= STEADY
 
     @property
-    def draft_cost(self) -> float:
-        """A drafted token's share of a target's token."""
-        return self.costs.token(self.length) / self.costs.read(1, self.length)
-
-    @property
     def entry(self) -> dict[str, Any]:
         """What ``advice.json`` has."""
+        costs = self.costs
         return {
-            "draft": self.costs.token(self.length), "draft_cost": self.draft_cost, "length": self.length,
-            "target": {str(n): self.costs.read(n, self.length) for n in sorted(self.costs.target)}, "rows": self.rows,
-            "repeats": len(self.repeats), "spread": self.spread[0],
+            "draft": costs.drafted, "draft_cost": costs.share, "rows": self.rows, "repeats": len(self.repeats),
+            "target": {str(n): costs.read(n) for n in sorted(costs.target)}, "spread": self.spread[0],
         }  # fmt: skip
 
 
 def _log(sums: np.ndarray) -> np.ndarray:
-    """Return the logarithm of a product of ratios, each of two columns."""
-    return np.log(sums[:, ::2] / sums[:, 1::2]).sum(1)
-
-
-def _scaled(spread: Spread, factor: float) -> Spread:
-    return replace(spread, variance=factor * spread.variance)
+    """Return the logarithm of the first column's sum over the second's."""
+    return np.log(sums[..., 0] / sums[..., 1])

@@ -8,7 +8,7 @@ be tuned to the variance of the losses.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,55 +17,6 @@ from ...errors import LossyValueError
 
 # The share of its wealth that each bettor risks on a problem.
 SHARES = np.geomspace(0.001, 1.0, 16)
-
-
-class LossTest:
-    """A test of "the mean loss is at least ``max_loss``", one problem after the other.
-
-    Once :attr:`certified` is true, the mean is below ``max_loss`` with the given confidence, however often it was read.
-
-    Examples
-    --------
-    >>> test = LossTest(max_loss=0.01, confidence=0.95)
-    >>> for problem in range(1000):
-    ...     test.add(0.0)
-    ...     if test.certified:
-    ...         break
-    >>> 300 < problem < 700
-    True
-    """
-
-    def __init__(self, max_loss: float, confidence: float = 0.95) -> None:
-        self.max_loss, self.target = _checked(max_loss, confidence)
-        self.logs = np.zeros(len(SHARES))
-        self.largest = 0.0  # log of the largest wealth so far
-        self.count = 0
-
-    def add(self, loss: float) -> None:
-        """Take one problem's loss, in [-1, 1]."""
-        (loss,) = _losses([loss])
-        self.logs = self.logs + growth_of(loss, self.max_loss)
-        self.largest = max(self.largest, float(mixed(self.logs)))
-        self.count += 1
-
-    @property
-    def certified(self) -> bool:
-        """Whether the mean loss is below ``max_loss`` with the given confidence."""
-        return self.largest >= self.target
-
-    def hopeless(self, remaining: int) -> bool:
-        """Tell whether ``remaining`` more problems are too few to certify it, even without a loss."""
-        return not self.certified and float(mixed(self.logs + remaining * growth_of(0.0, self.max_loss))) < self.target
-
-    def expected(self, limit: int) -> int:
-        """Estimate the number of problems, at most ``limit``, at which the test ends."""
-        if not self.count or self.certified:
-            return self.count or limit
-        counts = np.arange(self.count, limit + 1)
-        logs = self.logs * (counts[:, None] / self.count)
-        lossless = (limit - counts[:, None]) * growth_of(0.0, self.max_loss)
-        ends = (mixed(logs) >= self.target) | (mixed(logs + lossless) < self.target)
-        return int(counts[ends.argmax()])  # the test ends at the limit at the latest
 
 
 def bound(losses: Any, confidence: float = 0.95) -> float:
@@ -92,7 +43,11 @@ def bound(losses: Any, confidence: float = 0.95) -> float:
     _, target = _checked(0.0, confidence)
     if not len(values):
         return 1.0
-    return _least(lambda mean: _refuted(values, mean, target), -1.0, 1.0)  # the wealth grows with the mean
+    low, high = -1.0, 1.0
+    for _ in range(40):  # bisection: the wealth grows with the mean
+        middle = (low + high) / 2
+        low, high = (low, middle) if _refuted(values, middle, target) else (middle, high)
+    return high
 
 
 def select(losses: Any, max_loss: float, confidence: float = 0.95) -> int | None:
@@ -139,7 +94,6 @@ def certify(
     families: Mapping[str, Sequence[Any]],
     max_loss: float,
     confidence: float = 0.95,
-    growths: Mapping[str, Sequence[Any]] | None = None,
 ) -> dict[str, list[tuple[float, float]]]:
     """Certify settings of several families, all at once with ``confidence``.
 
@@ -152,10 +106,6 @@ def certify(
         By name, the losses ``(n,)`` of each setting, from cautious to bold. Settings may have seen different problems.
     max_loss, confidence
         As for :func:`select`.
-    growths
-        By name, the :func:`growth_beyond` ``(n,)`` of each setting's answers. A setting then has to pass both tests,
-        each at the setting's whole risk: a setting that breaks one limit passes that limit's test with this risk at
-        most (intersection-union test, Berger 1982).
 
     Returns
     -------
@@ -168,51 +118,12 @@ def certify(
     for name, settings in families.items():
         risk = (1 - confidence) / len(families) + handed_on
         found = certified[name] = []
-        for i, losses in enumerate(settings):
-            passed = _refuted(_losses(losses), *_checked(max_loss, 1 - risk))
-            if growths is not None:
-                passed = passed and _refuted(_losses(growths[name][i]), *_checked(0.0, 1 - risk))
-            if not passed:
+        for losses in settings:
+            if not _refuted(_losses(losses), *_checked(max_loss, 1 - risk)):
                 break
             found.append((bound(losses, 1 - risk), 1 - risk))
         handed_on = risk if len(found) == len(settings) else 0.0
     return certified
-
-
-def growth_beyond(share: float, own: Any, reference: Any, limit: int) -> np.ndarray:
-    """Return ``(n,)`` numbers in [-1, 1] whose mean is below 0 iff answers grow by less than ``share``.
-
-    ``own`` and ``reference`` ``(n,)`` are tokens of answers to the same problems, none above ``limit``. Growth is that
-    of their means: ``E[own] < (1 + share) E[reference]``.
-
-    Examples
-    --------
-    >>> growth_beyond(0.25, [50, 100], [40, 100], 100).tolist()
-    [0.0, -0.2]
-    """
-    allowed = (1 + share) * np.asarray(reference, dtype=float)
-    return (np.asarray(own, dtype=float) - allowed) / (max(1.0, 1 + share) * limit)
-
-
-def growth_bound(own: Any, reference: Any, limit: int, confidence: float = 0.95) -> float:
-    """Return the least growth of answers that :class:`LossTest` rules out; infinite if it is 10-fold or more.
-
-    Arguments are those of :func:`growth_beyond` and :func:`bound`.
-    """
-    _, target = _checked(0.0, confidence)
-
-    def below(share: float) -> bool:
-        return _refuted(growth_beyond(share, own, reference, limit), 0.0, target)
-
-    return _least(below, -0.99, 9.0) if len(own) and below(9.0) else float("inf")
-
-
-def _least(holds: Callable[[float], bool], low: float, high: float) -> float:
-    """Return, by bisection, the least number for which a statement holds; ``high`` if there is none."""
-    for _ in range(40):
-        middle = (low + high) / 2
-        low, high = (low, middle) if holds(middle) else (middle, high)
-    return high
 
 
 def _refuted(losses: np.ndarray, mean: float, target: float) -> bool:

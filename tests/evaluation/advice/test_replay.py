@@ -7,10 +7,17 @@ import pytest
 import torch
 
 from hf_lossy_assist.acceptors import REGISTRY
-from hf_lossy_assist.evaluation.advice.replay import Acceptance, greedy, rounds
-from hf_lossy_assist.evaluation.advice.text_logits import CHUNK, LIKELIEST, TextLogits, processors_of, read_logits
+from hf_lossy_assist.evaluation.advice.replay import (
+    LIKELIEST,
+    Acceptance,
+    TextLogits,
+    greedy,
+    processors_of,
+    read_laws,
+)
 from hf_lossy_assist.evaluation.modes import DecodingMode
 from hf_lossy_assist.evaluation.requests import batches_of, run_request
+from hf_lossy_assist.models.reading import CHUNK
 
 LIMIT = 40
 PROMPTS = [[1, 5, 9], [1, 7, 3, 3, 8], [1, 2]]
@@ -22,7 +29,7 @@ def laws(models) -> TextLogits:
     mode, texts = DecodingMode(), []
     for batch in batches_of(PROMPTS):
         prompt, answer = batch.ids[0].tolist(), run_request(models, mode, batch, LIMIT).rows[0].tolist()
-        texts.append(read_logits(models.target, models.draft, prompt, answer, processors_of(models.target, prompt)))
+        texts.append(read_laws(models.target, models.draft, prompt, answer, processors_of(models.target, prompt)))
     return TextLogits.of(texts, LIMIT)
 
 
@@ -48,22 +55,25 @@ def test_ends_are_those_of_the_loop(models, laws, end):
 
 @pytest.mark.parametrize("name", ["lossless", "typical", "margin", "topk", "near_top", "fsd"])
 @pytest.mark.parametrize(("gamma", "end"), [(1, 0.0), (4, 0.0), (9, 0.0), (9, 0.01)])
-def test_both_ways_to_walk_agree(laws, name, gamma, end):
-    rule = REGISTRY[name]()
-    one, other = greedy(rule, laws).walk(laws, gamma, end), rounds(rule, laws, gamma, end=end)
-    for field in ("sizes", "kept", "others", "nats", "worst"):
-        np.testing.assert_allclose(getattr(one, field), getattr(other, field), atol=1e-5, err_msg=field)
-
-
-def test_a_budget_is_of_the_whole_text(laws):
-    """Of a budget for one of two equal mismatches only the first is kept, in whichever round it is."""
-    unbounded = REGISTRY["regret"](total_regret=1e9, local_regret=1e9, mismatches=99)
-    every = rounds(unbounded, laws, 4)
-    assert every.others.min() > 1
-    least = rounds(REGISTRY["regret"](total_regret=float(every.worst.max()), local_regret=1e9, mismatches=99), laws, 4)
-    assert (least.nats <= every.worst.max() + 1e-5).all()
-    assert (least.others >= 1).all()
-    assert (least.others < every.others).any()
+def test_a_walk_is_that_of_one_round_after_the_other(laws, name, gamma, end):
+    """Against rounds that decide the same tokens, one text and one token at a time."""
+    decided = greedy(REGISTRY[name](), laws)
+    walk, sure = decided.walk(laws, gamma, end), laws.q.softmax(-1).amax(-1)
+    for row, length in enumerate(laws.lengths.tolist()):
+        start, sizes, kept = 0, np.zeros(gamma + 1), []
+        while start < length:
+            room = min(gamma, LIMIT - start - 1)
+            size = next((k for k in range(1, room) if sure[row, start : start + k].prod() < end), room)
+            sizes[size] += 1
+            draft = range(start, min(start + size, length))
+            own = next((i for i in draft if not decided.keep[row, i]), draft.stop)
+            kept += range(start, own)
+            start = own + 1
+        others = decided.others[row, kept] > 0
+        nats = decided.nats[row, kept] * others
+        assert walk.sizes[row].tolist() == sizes.tolist()
+        seen = (walk.kept[row], walk.others[row], walk.nats[row], walk.worst[row])
+        np.testing.assert_allclose(seen, (len(kept), others.sum(), nats.sum(), nats.max(initial=0)), atol=1e-5)
 
 
 @pytest.mark.parametrize(("gamma", "limit"), [(1, 30), (5, 30), (5, 12), (16, 30)])
@@ -73,10 +83,10 @@ def test_expected_walks_are_those_of_many_drawn_ones(gamma, limit):
     lengths = np.array([12, 9])
     keep = generator.uniform(0.3, 1.0, (2, 12))
     others, nats = keep * generator.uniform(0, 1, (2, 12)), generator.uniform(0, 3, (2, 12))
-    empty = torch.zeros(2, 12, 1, 1)
+    empty = torch.zeros(2, 12, 1)
     own = empty[..., 0].long()
-    of_texts = TextLogits(empty, empty, own, own, own[..., 0] + 99, torch.from_numpy(lengths), limit)
-    walk = Acceptance(*(x[..., None] for x in (keep, others, nats))).walk(of_texts, gamma)
+    of_texts = TextLogits(empty, empty, own, own, torch.from_numpy(lengths), limit)
+    walk = Acceptance(keep, others, nats).walk(of_texts, gamma)
     draws = 20_000
     for row, length in enumerate(lengths):
         drawn = np.zeros((draws, 4))
@@ -104,13 +114,13 @@ def test_laws_are_the_models_own(models, laws):
     ids = torch.tensor([[*prompt, *answer]])
     with torch.no_grad():
         p, q = (model(ids).logits[0, len(prompt) - 1 : -1].softmax(-1) for model in (models.target, models.draft))
-    torch.testing.assert_close(laws.p[0, :, 0].softmax(-1).amax(-1), p.amax(-1), atol=1e-4, rtol=1e-4)
-    own = laws.p[0, :, 0].softmax(-1).gather(-1, laws.written[0])[:, 0]
+    torch.testing.assert_close(laws.p[0].softmax(-1).amax(-1), p.amax(-1), atol=1e-4, rtol=1e-4)
+    own = laws.p[0].softmax(-1).gather(-1, laws.written[0][:, None])[:, 0]
     torch.testing.assert_close(own, p.gather(-1, torch.tensor(answer)[:, None])[:, 0], atol=1e-4, rtol=1e-4)
-    torch.testing.assert_close(laws.q[0, :, 0].softmax(-1).amax(-1), q.amax(-1), atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(laws.q[0].softmax(-1).amax(-1), q.amax(-1), atol=1e-4, rtol=1e-4)
     of_best = p.gather(-1, q.argmax(-1, keepdim=True))[:, 0]
     torch.testing.assert_close(
-        laws.p[0, :, 0].softmax(-1).gather(-1, laws.best[0])[:, 0], of_best, atol=1e-4, rtol=1e-4
+        laws.p[0].softmax(-1).gather(-1, laws.best[0][:, None])[:, 0], of_best, atol=1e-4, rtol=1e-4
     )
     assert vocabulary > LIKELIEST
     assert LIMIT < CHUNK  # else the next line would have nothing to compare
@@ -122,9 +132,9 @@ def test_a_text_longer_than_a_chunk_is_read_as_one(models, monkeypatch):
     ).tolist()
     processors = processors_of(models.target, [1, 2], do_sample=False, repetition_penalty=1.3)
     assert len(processors) == 1
-    whole = read_logits(models.target, models.draft, [1, 2], answer, processors)
-    monkeypatch.setattr("hf_lossy_assist.evaluation.advice.text_logits.CHUNK", 7)
-    parts = read_logits(models.target, models.draft, [1, 2], answer, processors)
+    whole = read_laws(models.target, models.draft, [1, 2], answer, processors)
+    monkeypatch.setattr("hf_lossy_assist.models.reading.CHUNK", 7)
+    parts = read_laws(models.target, models.draft, [1, 2], answer, processors)
     for name in ("p", "q"):
         # Near ties may swap slots, which sorting undoes.
         torch.testing.assert_close(parts[name].sort(-1).values, whole[name].sort(-1).values, atol=1e-3, rtol=1e-3)

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from hf_lossy_assist.evaluation.advice import speeds as room
 from hf_lossy_assist.evaluation.advice.replay import Walk
-from hf_lossy_assist.evaluation.advice.speeds import DRIFT, Speeds, Trial
-from hf_lossy_assist.evaluation.costs import Costs, merged
+from hf_lossy_assist.evaluation.advice.speeds import KEEP_ALL, Costs, Speeds, measure_costs, merged
+from hf_lossy_assist.evaluation.requests import run_request
 
 
 def costs(token: float = 0.1, **read: float) -> Costs:
     """Return costs such as ``r1=1.0, r6=1.5``, of a target that reads so many tokens."""
-    return Costs((1,), (0.0,), (0.0,), (token,), {int(n[1:]): (x,) for n, x in read.items()})
+    return Costs(token, {int(n[1:]): x for n, x in read.items()})
 
 
 FLAT = costs(r1=1.0, r33=1.0)
@@ -29,7 +30,7 @@ def walk(rounds, gamma: int, others: float = 0.0) -> Walk:
 
 
 def speeds(tokens=(40, 40, 40, 40), repeats=(), used: Costs | None = None, **others) -> Speeds:
-    return Speeds(np.array(tokens, dtype=float), 1.0, used or merged(repeats or [FLAT]), repeats, **others)
+    return Speeds(np.array(tokens, dtype=float), used or merged(repeats or [FLAT]), repeats, **others)
 
 
 @pytest.mark.parametrize("gamma", [1, 5])
@@ -66,9 +67,7 @@ def test_a_machine_is_steady_if_its_repeats_agree(repeats, steady):
     found = speeds(repeats=repeats)
     assert found.steady is steady
     if not steady:
-        assert ("a drafted token took 100 to 200 ms" if repeats[1].drafted[0] == 0.2 else "33 tokens") in found.spread[
-            1
-        ]
+        assert ("a drafted token took 100 to 200 ms" if repeats[1].drafted == 0.2 else "33 tokens") in found.spread[1]
 
 
 def test_prompts_count_twice():
@@ -83,40 +82,18 @@ def test_prompts_count_twice():
 
 
 def test_what_leaves_the_target_s_text_is_less_sure():
-    """One other token in each text: half of it follows, as one more draw, and drifts."""
+    """One other token in each text: half of it follows, as one more draw."""
     found, rounds = speeds(), [9.0, 10.0, 11.0, 10.0]
     own, base = (walk(rounds, 5, others) for others in (1.0, 0.0))
-    assert found.times(base, walk(rounds, 5))[1:] == pytest.approx((1, 1))
+    assert found.times(base, walk(rounds, 5)) == pytest.approx((1, 1, 1))
     times, low, high = found.times(own, base)
     assert times == pytest.approx(1)
     variance = np.var(np.log(40 / (40 - np.array(rounds)))) * 3  # the jackknife's, of the sum of rounds
     assert high == pytest.approx(1 / low)
-    assert math.log(high) > 1.96 * math.sqrt(DRIFT**2 / 2 + variance / 2)
+    assert math.log(high) == pytest.approx(3.182446 * math.sqrt(variance / 2), rel=1e-4)  # three degrees of freedom
     drawn = replace(found, sampled=True)
     assert drawn.times(own, base)[1] < low
     assert drawn.times(walk(rounds, 5), base)[1] < 1  # lossless texts are drawn anew, too
-
-
-def run(rounds, tokens=40.0) -> Trial:
-    rounds = np.array(rounds, dtype=float)
-    return Trial("near", 5, np.full(len(rounds), tokens), rounds, 5 * rounds)
-
-
-def test_a_run_corrects_what_a_replay_predicts(monkeypatch):
-    """Runs that agree count in full; those that do not, by their precision. None corrects what can't drift."""
-    found, base, own = speeds(), walk([12.0] * 4, 5), walk([10.0] * 4, 5, 1.0)
-    plain = found.times(own, base)
-    assert plain[0] == pytest.approx(1.2)
-    sure = found.times(own, base, (run([8.0, 8.0]), own))
-    assert sure == pytest.approx((1.5, 1.5, 1.5))
-    torn = found.times(own, base, (run([6.0, 12.0]), own))
-    assert 1.2 < torn[0] < 1.2 * 20 / 18
-    assert torn[1] < torn[0] < torn[2]
-    assert torn[2] / torn[0] < plain[2] / plain[0], "a run never widens what is known"
-    exact = walk([10.0] * 4, 5)
-    assert found.times(exact, base, (run([8.0, 8.0]), exact))[0] == pytest.approx(1.2)
-    monkeypatch.setattr(room, "DRIFT", 10.0)
-    assert found.times(own, base, (run([8.0, 8.4]), own))[0] == pytest.approx(1.2 * 20 / 16.4, rel=1e-3)
 
 
 def test_a_batch_takes_as_long_as_its_slowest_row():
@@ -126,11 +103,51 @@ def test_a_batch_takes_as_long_as_its_slowest_row():
     assert found.seconds(own) == pytest.approx([10 * 1.3, 9 * 1.3])
     assert found.times(own, found.alone)[0] == pytest.approx(70 / (19 * 1.3))
     assert found.per_second(found.alone) == pytest.approx(100 / 70)
-    together = Trial("near", 3, np.array([12.0, 38.0]), np.array([4.0, 10.0]), np.array([12.0, 30.0]))
-    assert found.seconds(together) == pytest.approx([13.0])
 
 
 def test_other_hardware_has_other_repeats_too():
     found = speeds(repeats=[FLAT, costs(0.2, r1=1.1, r33=1.1)]).with_draft_cost(0.5)
-    assert [one.drafted for one in (found.costs, *found.repeats)] == [(0.525,), (0.5,), (0.55,)]
+    assert [one.drafted for one in (found.costs, *found.repeats)] == [0.525, 0.5, 0.55]
     assert found.steady
+
+
+def test_costs_are_what_further_rounds_add(models, monkeypatch):
+    """A machine on which reading a prompt takes 10 s, a token of the draft 0.5 s, and a round of it 2 s + 1 ms a token.
+
+    The target alone takes 2.001 s a token.
+    """
+
+    def run(models, mode, batch, tokens):
+        assert (batch.ids.shape, mode.top_p) == ((2, 7), 0.9)
+        gamma = mode.gamma or 0
+        rounds, rest = divmod(tokens, gamma + 1)
+        assert rest == 0
+        each = 0.5 if mode.answers == "draft" else 2 + 0.001 * (gamma + 1) + 0.5 * gamma
+        return SimpleNamespace(seconds=10 + rounds * each)
+
+    monkeypatch.setattr(room, "run_request", run)
+    mode = replace(KEEP_ALL, temperature=1.0, top_p=0.9)
+    found = measure_costs(models, [[1, 5, 9]] * 2, 7, (1, 5), mode, repeats=2)
+    assert len(found) == 2
+    for costs in found:
+        assert costs.drafted == pytest.approx(0.5)
+        assert costs.target == pytest.approx({1: 2.001, 2: 2.002, 6: 2.006})
+
+
+def test_every_timed_round_has_all_of_its_tokens(models):
+    made = []
+
+    def noted(*given):
+        made.append((given[1], run_request(*given)))
+        return made[-1][1]
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(room, "run_request", noted)
+        (costs,) = measure_costs(models, [[1, 5, 9]], 16, (1, 4), repeats=1)
+    assert sorted(costs.target) == [1, 2, 5]
+    for mode, response in made:
+        assert mode.gamma is None or response.work[0][:2] == (
+            rounds := response.tokens // (mode.gamma + 1),
+            rounds * mode.gamma,
+        )
+    assert {response.tokens for mode, response in made if mode.gamma == 4} == {5, 30}

@@ -51,5 +51,6 @@ def folder_of(path: Path, losses: dict[str, float], n: int = 400) -> Path:
     speeds = {"plain": 4.0, "topk:k=2": 2.0, "topk:k=3": 1.0, "near_top:alpha=0.1": 3.0}
     for mode, seconds in speeds.items():
         wrong = round(losses.get(mode, 0.0) * n)
-        store.add([Answer(mode, i, float(i >= wrong), 8, 4, 6 + i % 2, seconds, "", 2) for i in range(n)])
+        for i in range(n):
+            store.add(Answer(mode, i, float(i >= wrong), 8, 4, 6 + i % 2, seconds, "", 2))
     return path

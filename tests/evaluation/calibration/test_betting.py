@@ -12,8 +12,7 @@ import pytest
 
 from benchmarks.calibration_power import LAWS, LIMIT, answers_law, hoeffding_needed, problems_needed, wrongly_certified
 from hf_lossy_assist import LossyValueError
-from hf_lossy_assist.calibration import LossTest, bound, certify, select
-from hf_lossy_assist.evaluation.calibration.betting import growth_beyond, growth_bound
+from hf_lossy_assist.calibration import bound, certify, select
 
 REPEATS = 1000
 MOST = 0.05 + 3 * math.sqrt(0.05 * 0.95 / REPEATS)
@@ -27,45 +26,23 @@ def test_a_setting_that_loses_too_much_is_seldom_certified(name: str):
 
 @pytest.mark.parametrize("mean", [-0.2, 0.0, 0.3])
 def test_a_bound_is_seldom_below_the_mean_at_any_time(mean: float):
-    """Looking after every loss, and believing the least bound so far: where the mean is the limit, wealth says all."""
+    """Whoever looks after every loss believes the least bound so far, which counts here."""
     rng = np.random.default_rng(1)
-    wrong = 0
-    for _ in range(400):
-        test = LossTest(mean, 0.9)
-        for loss in np.where(rng.random(100) < (1 + mean) / 2, 1.0, -1.0):
-            test.add(loss)
-        wrong += test.certified
+    losses = np.where(rng.random((400, 100, 1)) < (1 + mean) / 2, 1.0, -1.0)
+    wrong = sum(select(own, mean, 0.9) is not None for own in losses)
     assert wrong / 400 <= 0.1 + 3 * math.sqrt(0.1 * 0.9 / 400)
 
 
-def test_a_bound_is_the_limit_at_which_the_test_says_so():
+def test_a_bound_is_the_limit_at_which_a_setting_is_certified():
     rng = np.random.default_rng(2)
     losses = rng.choice([0.0, 1.0, -1.0], 300, p=[0.9, 0.05, 0.05])
     upper = bound(losses)
-    for limit, certified in ((upper + 1e-6, True), (upper - 1e-6, False)):
-        test = LossTest(limit)
-        for loss in losses:
-            test.add(loss)
-        assert test.certified == certified
+    for limit, certified in ((upper + 1e-6, 0), (upper - 1e-6, None)):
+        assert select(losses[:, None], limit) == certified
     assert bound(losses, 0.99) > upper > losses.mean()
     assert bound([]) == 1
     assert bound([1.0] * 50) == 1
     assert bound([-1.0] * 500) < -0.9
-
-
-@pytest.mark.parametrize("cycle", [[0.0], [0.5], [0.0, 1.0], [0.0] * 40 + [1.0], [0.0] * 399 + [1.0]], ids=len)
-def test_how_long_a_test_takes_is_foreseen_from_what_it_has_seen(cycle: list[float]):
-    """Where losses go on as before, the test ends where it was expected to, certified or given up."""
-    limit, test, expected = 2000, LossTest(0.01), {0: 2000}
-    while not (test.certified or test.hopeless(limit - test.count)):
-        test.add(cycle[test.count % len(cycle)])
-        if test.count < 3 or test.count % len(cycle) == 0:
-            expected[test.count] = test.expected(limit)
-    assert test.expected(limit) == test.count
-    halfway = test.count // 2 // len(cycle) * len(cycle)
-    assert abs(expected[halfway or 1] - test.count) <= max(0.1 * test.count, len(cycle))
-    assert all(count <= n <= limit for count, n in expected.items())
-    assert LossTest(0.01).expected(limit) == limit, "nothing is known yet"
 
 
 @pytest.mark.parametrize(("mean", "differ"), [(0.0, 0.01), (0.0025, 0.01), (0.005, 0.03)])
@@ -96,15 +73,6 @@ def test_families_err_seldom_together():
     assert wrong / 400 <= 0.05 + 3 * math.sqrt(0.05 * 0.95 / 400)
 
 
-def test_a_test_is_hopeless_where_no_problems_could_certify():
-    test = LossTest(0.01)
-    assert test.hopeless(100)
-    assert not test.hopeless(1000)
-    for _ in range(20):
-        test.add(1.0)
-    assert test.hopeless(1000)
-
-
 @pytest.mark.parametrize(
     ("call", "message"),
     [
@@ -116,34 +84,9 @@ def test_a_test_is_hopeless_where_no_problems_could_certify():
         (lambda: select(np.zeros((0, 3)), 0.01), r"`losses`.*one or more of each.*\(0, 3\); measure"),
         (lambda: select(np.zeros((3, 0)), 0.01), r"`losses`.*one or more of each.*\(3, 0\); measure"),
         (lambda: select(np.zeros((3, 1)), 1), "`max_loss`.*1"),
-        (lambda: LossTest(0.01, "95"), "`confidence`.*'95'"),
+        (lambda: select(np.zeros((3, 1)), 0.01, "95"), "`confidence`.*'95'"),
     ],
 )
 def test_what_can_t_be_tested_is_refused(call, message: str):
     with pytest.raises(LossyValueError, match=message):
         call()
-
-
-def test_growth_at_the_limit_is_hardly_ever_certified():
-    """500 repeats at 95 %: more than 37 wrong ones (7.4 %) would have a probability of 1 % if 5 % were wrong."""
-    rng = np.random.default_rng(0)
-    wrong = right = 0
-    for _ in range(500):
-        reference = rng.integers(20, 90, 300)
-        grown = np.minimum(reference * rng.uniform(0.9, 1.3, 300), 120)  # by 10 % in the mean
-        certified = select(np.stack([growth_beyond(share, grown, reference, 120) for share in (0.2, 0.1)], 1), 0.0)
-        right += certified is not None
-        wrong += certified == 1
-    assert wrong <= 37
-    assert right >= 475
-    least = growth_bound(grown, reference, 120)
-    for share, certified in ((least + 1e-6, 0), (least - 1e-6, None)):
-        assert select(growth_beyond(share, grown, reference, 120)[:, None], 0.0) == certified
-
-
-def test_growth_is_that_of_the_means():
-    own, reference = np.array([10.0, 90.0]), np.array([50.0, 40.0])
-    for share in (-0.5, 0.1, 1.0):
-        values = growth_beyond(share, own, reference, 100)
-        assert np.abs(values).max() <= 1
-        assert values.mean() == pytest.approx((own.mean() - (1 + share) * reference.mean()) / (max(1, 1 + share) * 100))
