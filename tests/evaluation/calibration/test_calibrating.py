@@ -144,7 +144,7 @@ def test_a_certified_draft_length_may_be_automatic(saved: Path):
         ({"lossy_mode": "typical", "lossy_config": {}}, "its rule is .*topk.*typical"),
         ({"lossy_mode": "topk", "lossy_config": {"k": 2, "budget": 0.5}}, "'budget': None.*'budget': 0.5"),
         ({"lossy_mode": "topk", "lossy_config": {"k": 2, "tree": {"depth": 2}}}, "not .*'tree': {'depth': 2"),
-        ({"lossy_mode": "topk", "lossy_config": {"k": 2, "stop_drafting": {"by": "entropy"}}}, "not .*'by': 'entropy'"),
+        ({"lossy_mode": "topk", "lossy_config": {"k": 2, "stop_drafting": {"by": "confidence"}}}, "not .*'by': 'conf"),
         ({"assistant_confidence_threshold": 0.4}, "not 5 with `assistant_confidence_threshold` 0.4"),
         ({"num_assistant_tokens_schedule": "heuristic"}, "not 5 with `num_assistant_tokens_schedule` 'heuristic'"),
         ({"do_sample": True}, "its temperature is None, not"),
