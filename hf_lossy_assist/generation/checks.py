@@ -11,6 +11,7 @@ from transformers.cache_utils import StaticCache
 from .. import compat
 from ..compat import CandidateGenerator
 from ..decoding.outputs import OUTPUTS
+from ..drafting.vocabulary import vocabulary_sizes
 from ..errors import LossyUnsupportedError, LossyValueError, warn_once
 from ..models.cache_rows import movable
 from ..models.own_states import grammar_in
@@ -70,6 +71,7 @@ def check_prepared(config: LossyConfig, choice: DrafterChoice, call: Prepared) -
                 f"`output_{name}` can't be used with `lossy_mode` {mode!r}, which commits unverified tokens; leave it "
                 "out"
             )
+    _check_tokens(choice, call)
     check_processors(f"`lossy_mode` {mode!r}", call.processors)
     if (refusal := compat.obstacle_in_cross_attention(model, call.inputs)) is not None:
         raise LossyUnsupportedError(
@@ -97,6 +99,24 @@ def _asked(call: Prepared) -> str:
     if kind in (None, "dynamic") or compat.belongs_to_user(compat.cache_of(call.inputs)):
         return ""
     return f"; `cache_implementation` {kind!r} asks for it; leave it out"
+
+
+def _check_tokens(choice: DrafterChoice, call: Prepared) -> None:
+    """Refuse ids without an embedding where only tokens are read: those of images may have any, also in a cache."""
+    reads = {name for name, value in call.inputs.items() if value is not None}
+    embeddings = call.model.get_input_embeddings()
+    if not (reads <= compat.TEXT_INPUTS.union(compat.WHOLE_OUTPUTS) and isinstance(embeddings, nn.Embedding)):
+        return
+    unknown = call.ids[(call.ids < 0) | (call.ids >= embeddings.num_embeddings)]
+    if compat.tokens_in(call.inputs) or not len(unknown):
+        return
+    sizes = f"{type(call.model).__name__} has {embeddings.num_embeddings} tokens"
+    if choice.drafts_with_model:
+        sizes += f", and `assistant_model` {vocabulary_sizes(choice.assistant_model)[0]}"
+    raise LossyValueError(
+        f"`input_ids` holds the token {int(unknown[0])}, but the vocabulary of {sizes}; encode the text with the "
+        "target's own tokenizer, or give the target's embeddings a row for each of its tokens"
+    )
 
 
 def check_processors(user: str, processors: LogitsProcessorList) -> None:

@@ -19,10 +19,10 @@ from transformers.generation.candidate_generator import CandidateGenerator
 import hf_lossy_assist
 from hf_lossy_assist import errors
 from hf_lossy_assist.compat import CACHE
-from hf_lossy_assist.errors import LossyError
+from hf_lossy_assist.errors import LossyError, LossyValueError
 from tests.acceptors.fixtures import verifier_head
 from tests.acceptors.table import judge_head
-from tests.tiny_models import LlamaConfig, LlamaForCausalLM, constant, noisy_copy, prompt, tiny
+from tests.tiny_models import VOCAB, LlamaConfig, LlamaForCausalLM, constant, noisy_copy, padded, prompt, resized, tiny
 
 TARGET = tiny("llama")
 DRAFT = noisy_copy(TARGET)
@@ -184,3 +184,28 @@ def test_ears_warns_once_that_greedy_decoding_has_no_threshold():
         warnings.simplefilter("error", UserWarning)
         TARGET.generate(**kwargs, do_sample=False)
         TARGET.generate(**kwargs, do_sample=True)
+
+
+UNKNOWN = {
+    "beyond the target": (VOCAB + 9, VOCAB, {}),
+    "negative": (-1, VOCAB, {}),
+    "beyond both, the draft's vocabulary is padded": (VOCAB + 300, VOCAB + 64, {}),
+    "nothing reads but the target": (VOCAB, None, {"prompt_lookup_num_tokens": 3}),
+    "in a padded row": (VOCAB, VOCAB, {}),
+}
+
+
+@pytest.mark.parametrize("case", UNKNOWN)
+def test_a_token_without_an_embedding_is_named_before_any_forward(case: str):
+    token, of_draft, options = UNKNOWN[case]
+    target, inputs = tiny(), padded() if case == "in a padded row" else {"input_ids": prompt()}
+    inputs["input_ids"][-1, -1] = token
+    models = [target]
+    if of_draft is not None:
+        models.append(draft := resized(tiny(), of_draft))
+        options = {"assistant_model": draft}
+    for model in models:
+        model.register_forward_pre_hook(lambda *_: pytest.fail("a forward ran"))
+    both = rf"{VOCAB} tokens" + ("" if of_draft is None else rf", and `assistant_model` {of_draft}")
+    with pytest.raises(LossyValueError, match=rf"`input_ids` holds the token {token}, but .* {both};"):
+        target.generate(**inputs, **options, lossy_mode="lossless", max_new_tokens=5)

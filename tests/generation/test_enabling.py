@@ -22,7 +22,7 @@ from transformers import (
 )
 from transformers.generation.streamers import BaseStreamer
 
-from hf_lossy_assist import disable, enable, enabled, last_stats
+from hf_lossy_assist import compat, disable, enable, enabled, last_stats
 from hf_lossy_assist.compat import CandidateGenerator
 from hf_lossy_assist.generation import enabling
 from tests.tiny_models import noisy_copy, prompt, tiny
@@ -96,7 +96,7 @@ def test_a_model_is_freed_whose_defaults_refer_to_it(case: str, how: str):
         assert last_stats(model).rounds > 0
     if how == "enable":
         disable(model)
-    gone = weakref.ref(getattr(model, "base_model", model))
+    gone = weakref.ref(compat.unwrap(model))
     del model, defaults
     gc.collect()
     assert gone() is None
