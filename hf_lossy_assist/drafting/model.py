@@ -82,8 +82,8 @@ class ModelDrafter(Drafter, CandidateGenerator):
     ``draft_length`` is γ, or chooses it from round to round; ``max_length`` leaves room for the target's own token.
     ``attention_mask`` ``(B, L)`` is that of padded prompts. ``keep_logits`` and ``keep_hidden`` return the logits of q
     and the inputs of the LM head with the tokens. ``runner`` makes a runner for every text, by default on a dynamic
-    cache. Tokens in ``never`` are not drafted. ``inputs`` are those of a model that reads
-    more than text.
+    cache, and reads a prompt in forwards over ``chunk`` tokens, by default in one. Tokens in ``never`` are not drafted.
+    ``inputs`` are those of a model that reads more than text.
     """
 
     def __init__(
@@ -103,6 +103,7 @@ class ModelDrafter(Drafter, CandidateGenerator):
         runner: Callable[[], ModelRunner] | None = None,
         never: Sequence[int] = (),
         inputs: PreparedInputs | None = None,
+        chunk: int | None = None,
     ) -> None:
         self.model = model = model if inputs is None else inputs.model
         self._never = torch.tensor(never) if never else None
@@ -118,7 +119,7 @@ class ModelDrafter(Drafter, CandidateGenerator):
         self.vocabulary = vocabulary
         self.device = device_of(model)
         self.positions = learned_positions(model)
-        self._mask = attention_mask
+        self._mask, self._chunk = attention_mask, chunk
         self._new_runner = self._default_runner if runner is None else runner
         self._hook = lm_head_hook(model, self.randomness) if keep_hidden else None
         self.reset()
@@ -127,6 +128,7 @@ class ModelDrafter(Drafter, CandidateGenerator):
         """Forget everything seen, to draft for another prompt."""
         self.calls = self.tokens = 0
         self.runner = self._new_runner()
+        self.runner.chunk = self._chunk
         self._drafted = 0
 
     def _default_runner(self) -> ModelRunner:

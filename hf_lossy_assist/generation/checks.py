@@ -71,6 +71,7 @@ def check_prepared(config: LossyConfig, choice: DrafterChoice, call: Prepared) -
                 f"`output_{name}` can't be used with `lossy_mode` {mode!r}, which commits unverified tokens; leave it "
                 "out"
             )
+    _check_chunks(call)
     _check_tokens(choice, call)
     check_processors(f"`lossy_mode` {mode!r}", call.processors)
     if (refusal := compat.obstacle_in_cross_attention(model, call.inputs)) is not None:
@@ -99,6 +100,21 @@ def _asked(call: Prepared) -> str:
     if kind in (None, "dynamic") or compat.belongs_to_user(compat.cache_of(call.inputs)):
         return ""
     return f"; `cache_implementation` {kind!r} asks for it; leave it out"
+
+
+def _check_chunks(call: Prepared) -> None:
+    """Refuse chunks of a prompt whose tokens belong to other inputs, as ``generate()`` does."""
+    size = call.config.prefill_chunk_size
+    if size is None:
+        return
+    if not (isinstance(size, int) and size > 0):
+        raise LossyValueError(f"`prefill_chunk_size` has to be a whole number above 0, but is {size!r}")
+    others = {name for name, value in call.inputs.items() if value is not None and value is not False}
+    others -= compat.TEXT_INPUTS.union(compat.WHOLE_OUTPUTS)
+    if others and call.ids.shape[1] > size and not call.model.config.is_encoder_decoder:
+        raise LossyUnsupportedError(
+            f"`prefill_chunk_size` {size} would split the prompt, but not its inputs {sorted(others)}; leave it out"
+        )
 
 
 def _check_tokens(choice: DrafterChoice, call: Prepared) -> None:

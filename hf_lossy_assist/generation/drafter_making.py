@@ -103,6 +103,7 @@ def _settings(call: Prepared, processors: LogitsProcessorList, randomness: Rando
         "max_length": call.config.max_length,
         "attention_mask": mask_of(call.ids, call.inputs),
         "randomness": randomness,
+        "chunk": call.config.prefill_chunk_size,
     }
 
 

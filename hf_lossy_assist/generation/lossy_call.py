@@ -186,6 +186,7 @@ class LossyCall:
         texts, processors = Texts(call.ids, call.padding, row), call.processors
         switch = self._switch(call)
         runner, draft_runner = choose_runners(self.model, self.config, self.choice, call, switch)
+        runner.chunk = config.prefill_chunk_size
         if call.batch > 1:
             processors = row_aligned(processors, texts)
         windows = ()

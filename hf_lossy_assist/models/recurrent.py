@@ -47,31 +47,32 @@ class RecurrentRunner(DynamicCacheRunner):
         self.padding = padding
         self.several = several
         self.keeps_cache = keeps_cache
-        self._caught_up = 0
         self._saved = [(self.seen, CacheSnapshot(self.cache))]
 
     @property
     def _at_first(self) -> bool:
         return self.seen == self.padding
 
-    def catch_up(self, text: Tensor, keep: int) -> None:
+    def catch_up(self, text: Tensor, keep: int) -> int:
         committed = text.shape[1] - keep
         # If a caller wants every token's states, one forward returns the whole prompt's.
         at_once = self._at_first and any(self.carried.get(name) for name in WHOLE_OUTPUTS)
-        if committed > self.seen and not at_once and (self._at_first or committed - self.seen > LONGEST_REPLAY):
-            self._send(text[:, :committed], self.seen, committed, 1)
-            self._caught_up = self.sent
+        if committed <= self.seen or at_once or not (self._at_first or committed - self.seen > LONGEST_REPLAY):
+            return 0
+        sent = 0
+        for end in (*self.ends(self.seen, committed), committed):
+            self._send(text[:, :end], self.seen, end, 1)
+            sent += self.sent
+        return sent
 
     def run(self, text: Tensor, keep: int, overrides: Mapping[str, Any] = MappingProxyType({})) -> Any:
         self._save(last=1)
-        outputs = self._send(text, self.seen, text.shape[1], keep, overrides)
-        self.sent += self._caught_up
-        self._caught_up = 0
-        return outputs
+        return self._send(text, self.seen, text.shape[1], keep, overrides)
 
     def read(self, tokens: Tensor) -> Any:
         sent = 0
-        for part in tokens.split(1, dim=1) if not (self._at_first or self.several) else (tokens,):
+        whole = self.parts(tokens) if self.several else (tokens,)
+        for part in tokens.split(1, dim=1) if not (self._at_first or self.several) else whole:
             outputs = self._send(part, 0, self.seen + part.shape[1], 1)
             sent += self.sent
         self.sent = sent

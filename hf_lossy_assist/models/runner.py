@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from types import MappingProxyType
@@ -39,10 +39,19 @@ class ModelRunner(ABC):
     seen: int  # how many tokens of the text the cache holds
     sent: int  # how many tokens the last forward was over, all rows together
     returns_states = False  # whether outputs have the states between layers that a head on them reads
+    chunk: int | None = None  # the most tokens of a prompt in one forward, if the caller has said
 
-    def catch_up(self, text: Tensor, keep: int) -> None:
-        """Prefill the tokens that :meth:`run` with the same arguments will not cover."""
-        return
+    def ends(self, start: int, stop: int) -> Sequence[int]:
+        """Return where chunks of the tokens from ``start`` to ``stop`` end, but for the last one."""
+        return () if self.chunk is None else range(start + self.chunk, stop, self.chunk)
+
+    def parts(self, tokens: Tensor) -> Sequence[Tensor]:
+        """Return tokens ``(B, k)`` in chunks."""
+        return tokens.split(self.chunk or max(1, tokens.shape[1]), dim=1)
+
+    def catch_up(self, text: Tensor, keep: int) -> int:
+        """Prefill what :meth:`run` with the same arguments will not cover; return how many tokens that took."""
+        return 0
 
     def run(self, text: Tensor, keep: int, overrides: Mapping[str, Any] = MappingProxyType({})) -> Any:
         """Run the model over the tokens of ``text`` ``(B, L)`` that it has not seen; return the forward's output.
@@ -136,6 +145,13 @@ class DynamicCacheRunner(ModelRunner):
         self.cache = cache_of(carried)
         self._outputs: Any = None
 
+    def catch_up(self, text: Tensor, keep: int) -> int:
+        sent = 0
+        for end in self.ends(self.seen, text.shape[1] - keep + 1):
+            self._forward(self._inputs(text[:, :end], 1), len(text), end)
+            sent += self.sent
+        return sent
+
     def run(self, text: Tensor, keep: int, overrides: Mapping[str, Any] = MappingProxyType({})) -> Any:
         inputs = self._inputs(text, keep)
         inputs.update(overrides)
@@ -151,8 +167,14 @@ class DynamicCacheRunner(ModelRunner):
         return inputs
 
     def read(self, tokens: Tensor) -> Any:
-        rows, length = tokens.shape[0], self.seen + tokens.shape[1]
-        return self._forward(self.inputs.of_tokens(tokens, self.carried, length - self._covered, 1), rows, length)
+        sent = 0
+        for part in self.parts(tokens):
+            length = self.seen + part.shape[1]
+            inputs = self.inputs.of_tokens(part, self.carried, length - self._covered, 1)
+            outputs = self._forward(inputs, len(part), length)
+            sent += self.sent
+        self.sent = sent
+        return outputs
 
     def _forward(self, inputs: dict[str, Any], rows: int, length: int) -> Any:
         if rows > 1 and self.last_position is not None and inputs.get("position_ids") is not None:

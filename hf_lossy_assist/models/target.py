@@ -60,12 +60,13 @@ class Target:
         hook, n = self.reader.hook, len(draft)
         known = candidate.shape[1] - n - self.runner.seen
         keep = n + hook.wanted(self.runner.carried.get("attention_mask"), len(candidate), known)
-        self.runner.catch_up(candidate, keep)
+        before = self.runner.catch_up(candidate, keep)
         with hook.over(n):
             if (tree := draft.tree) is None:
                 outputs = self.runner.run(candidate, keep, draft.target_inputs)
             else:
                 outputs = self.runner.run_tree(candidate, keep, tree.ancestors, tree.depths)
+        self.runner.sent += before
         clean, dropped = hook.split(outputs.logits, n)
         raw = clean.to(device=candidate.device, dtype=torch.float32)
         # Processors may overwrite their input, and the raw logits belong to the caller.

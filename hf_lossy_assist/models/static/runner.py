@@ -110,11 +110,23 @@ class StaticCacheRunner(FixedRunner):
         tokens = torch.zeros(self.slot.rows, 2, dtype=torch.long, device=self.device)
         return self._drafted(draft, tokens, self._positions[:, 1 : draft.length + 2], 1, waits)[1]
 
+    def catch_up(self, text: Tensor, keep: int) -> int:
+        sent = 0
+        for end in self.ends(self.seen, text.shape[1] - keep + 1):
+            self._forward(text[:, self.seen : end].to(self.device), 1)
+            sent += self.sent
+        return sent
+
     def run(self, text: Tensor, keep: int, overrides: Mapping[str, Any] = MappingProxyType({})) -> Any:
         return self._forward(text[:, self.seen :].to(self.device), keep)
 
     def read(self, tokens: Tensor) -> Any:
-        return self._forward(tokens, 1)
+        sent = 0
+        for part in self.parts(tokens):
+            outputs = self._forward(part, 1)
+            sent += self.sent
+        self.sent = sent
+        return outputs
 
     def run_tree(self, text: Tensor, keep: int, ancestors: Tensor, depths: Tensor) -> Any:
         width = text.shape[1] - depths.shape[1]
@@ -155,7 +167,7 @@ class StaticCacheRunner(FixedRunner):
         waits, new = self._waits(text, count, randomness), width - self.seen
         if self.seen < width - 2:
             before = self.chain.choice.context(text[:, self.seen : width - 2])
-            self._forward(before.to(self.device), 1)
+            self.read(before.to(self.device))
         begin, end = width - 2, width - 1 + self.chain.length
         # Drafts after the last wanted token are thrown away, but have to have positions.
         positions = self._positions[:, begin:end].clamp(max=self._positions[:, width + count - 2 : width + count - 1])
