@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -19,19 +18,10 @@ from tests.acceptors.fixtures import HEADS, Q, law_of
 from tests.acceptors.table import PUBLISHED, ROWS, Row, row_id
 from tests.acceptors.test_laws import ROUNDS, assert_output_law, needs_no_distribution
 from tests.tiny_models import noisy_copy, padded, tiny
+from tests.trial.surroundings import default_dtype
 
 OTHERS = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64], ids=str)
 RARE = 1e-4
-
-
-@contextmanager
-def default_dtype(dtype: torch.dtype) -> Iterator[None]:
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(before)
 
 
 @pytest.mark.parametrize("row", [*ROWS, *PUBLISHED], ids=row_id)
@@ -70,7 +60,6 @@ def _runs() -> Mapping[str, dict[str, Any]]:
         "early end": {"assistant_confidence_threshold": 0.3},
         "look-up": {"assistant_model": None, "prompt_lookup_num_tokens": 3},
         "tree": {"lossy_config": {"seed": 3, "tree": tree}},
-        "drawn tree": {"lossy_config": {"seed": 3, "tree": {"branches": [2, 2]}}},
         "static": {"cache_implementation": "static"},
         "block": {"lossy_config": {"seed": 3, "verification": "block"}},
         "EARS": {"lossy_mode": "ears"},

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+from torch.nn.functional import pad
 from transformers import DynamicCache, LogitsProcessor, PreTrainedModel, StoppingCriteria, StoppingCriteriaList
 
 from hf_lossy_assist import LossyError, enabled, last_stats
@@ -20,6 +21,7 @@ from tests.tiny_models import LENGTHS, VOCAB, padded, prompt
 from .drawing import GENERATION, RUN_SETTINGS, attempt, fields_of, random_rules, some
 from .families import ATTENDING, RECURRENT, family
 from .readers import READERS, SEEING, decoder_of_whisper, inputs_of, reader
+from .surroundings import SURROUNDINGS
 
 ENDS = (None, None, 2, [5, 17, 23, 40], list(range(3, 24)))
 CACHES = ("", "", "", "", "dynamic", "dynamic", "static", "static", "own", "own", "continued", "ahead", "prefilled",
@@ -105,6 +107,7 @@ class Call:
     cache: str
     kwargs: Mapping[str, Any]
     prompts: Mapping[str, torch.Tensor] = field(repr=False)
+    surroundings: str
 
     @classmethod
     def draw(cls, seed: int, number: int) -> Call:
@@ -135,9 +138,15 @@ class Call:
             prompts |= _aligned(r, target, prompts["input_ids"], prompts.get("attention_mask"))
         if "assistant_model" in drafting and r.random() < 0.1:
             settings["tree"] = {"depth": r.randint(1, 4), "top_k": r.randint(1, 3), "nodes": r.choice(["auto", 6])}
+        if rows == 1 and not reads and cache in ("", "dynamic", "static") and r.random() < 0.15:
+            mask = torch.ones_like(prompts["input_ids"])
+            prompts = {key: pad(value, (3, 0)) for key, value in {**prompts, "attention_mask": mask}.items()}
+        if r.random() < 0.15:
+            kwargs["prefill_chunk_size"] = r.choice([1, 3, 8, 64])
+        around = r.choice([*SURROUNDINGS]) if r.random() < 0.3 else "nothing"
         return cls(
             f"{seed}.{number} {name}", target, drafts, drafting, drafter, rule, settings, cache, kwargs,
-            prompts,
+            prompts, around,
         )  # fmt: skip
 
     def run(self, **more: Any) -> Any:
@@ -172,7 +181,7 @@ class Call:
         kept = [x for name in ("logits_processor", "stopping_criteria") for x in self.kwargs.get(name, ())]
         kept = [x for x in kept if isinstance(x, Kept)]
         lossy = fields_of(self.rule, self.settings, unwrap(self.target), unwrap(self.drafts[-1]))
-        with enabled():
+        with enabled(), SURROUNDINGS[self.surroundings](self.target):
             plain = attempt(lambda: self.run(output_logits=True, output_scores=True), self.target)
             for one in kept:
                 one.pairs.clear()
