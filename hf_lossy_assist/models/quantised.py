@@ -6,6 +6,7 @@ import copy
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from itertools import chain
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -38,6 +39,12 @@ class PackedModule(nn.Module):
 
 def sharing_copy(model: PreTrainedModel) -> PreTrainedModel:
     """Copy modules and configuration, but not the tensors."""
+    for name, module in model.named_modules():
+        if type(vars(module).get("forward")) is FunctionType:
+            raise LossyUnsupportedError(
+                f"the forward of {name or 'the model'!r} in {type(model).__name__} has been replaced by a function, "
+                "which would run the given model; change the model first, then replace the new one's forward"
+            )
     tensors = chain(model.parameters(), model.buffers())
     return copy.deepcopy(model, {id(tensor): tensor for tensor in tensors}).eval()
 

@@ -12,7 +12,9 @@ from hf_lossy_assist import (
     enable,
     last_stats,
     pairs,
+    prepack,
     quantize_draft,
+    trim_draft_vocabulary,
 )
 from hf_lossy_assist.compat import sums_overflow
 from hf_lossy_assist.models import quantised
@@ -26,6 +28,7 @@ from hf_lossy_assist.models.quantised import (
     reads_int8,
     rounded,
 )
+from tests.tiny_models import tiny
 
 
 @pytest.fixture(scope="module")
@@ -172,6 +175,16 @@ def test_it_drafts(pair: pairs.Pair, mode: str, dtype: str):
     assert last_stats(pair.target).accepted > 0
     if mode == "lossless":
         assert torch.equal(out, pair.target.generate(**arguments))
+
+
+@pytest.mark.parametrize("change", [quantize_draft, prepack, lambda model: trim_draft_vocabulary(model, range(40))])
+@pytest.mark.parametrize("whose", ["", "model"])
+def test_a_copy_that_would_run_the_given_model_is_refused(change, whose: str):
+    model = tiny()
+    part = model.get_submodule(whose)
+    part.forward = torch.compile(part.forward, backend="eager")
+    with pytest.raises(LossyUnsupportedError, match=f"the forward of '{whose or 'the model'}' in LlamaForCausalLM"):
+        change(model)
 
 
 def test_what_cannot_be_quantised_is_refused(pair: pairs.Pair, tmp_path):
