@@ -25,7 +25,7 @@ import torch
 import typer
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from hf_lossy_assist.errors import LossyValueError
+from hf_lossy_assist import LossyValueError
 from hf_lossy_assist.pairs.qwen_coder import REMEDY, SIZES, cache_folder, fault
 
 _CHUNK = 2**20

@@ -1,4 +1,4 @@
-"""Any command on models padded to the sizes of large ones: ``python -m benchmarks.grown_models --grow … evaluate``.
+"""Modes on a pair padded to the sizes of large models: ``python -m benchmarks.grown_models --grow llama-8b``.
 
 The grown target computes the same function: the cost is a large model's, and every decision a real one.
 """
@@ -12,33 +12,46 @@ import torch
 import typer
 from transformers import PreTrainedModel
 
-from benchmarks import evaluations
-from hf_lossy_assist.evaluation.modes import Models
-from hf_lossy_assist.heads import Head, ModelIdentity
+from hf_lossy_assist import JudgeHead, VerifierHead
+from hf_lossy_assist.pairs import Pair
 
+from . import Data, Device, Dtype, Int8, Limit, MaxNew, Modes, Out, PairName, Task, command, measured
 from .growing.geometry import Geometry, parse_geometry
 from .growing.grow import MIN_RESERVED, grow
 
-H = TypeVar("H", bound=Head)
+H = TypeVar("H", JudgeHead, VerifierHead)
 
 
-def grown_models(
-    context: typer.Context,
+def main(
     grow: Annotated[
         str | None,
         typer.Option(help="Pad the target to llama-1b, -3b, -8b, -70b, or sizes: layers=12,hidden=1024,heads=16."),
     ] = None,
     grow_draft: Annotated[str | None, typer.Option(help="The same for the draft.")] = None,
+    pair: PairName = "arithmetic",
+    modes: Modes = "plain,lossless",
+    limit: Limit = 4,
+    task: Task = None,
+    data: Data = None,
+    max_new_tokens: MaxNew = None,
+    int8: Int8 = False,
+    device: Device = "cpu",
+    dtype: Dtype = None,
+    out: Out = None,
 ) -> None:
-    """Run a command on models that are padded to larger sizes, where they compute the same function."""
+    """Evaluate modes on models that are padded to larger sizes, where they compute the same function."""
     target, draft = (
         Geometry() if text is None else parse_geometry(text, option)
         for option, text in (("--grow", grow), ("--grow-draft", grow_draft))
     )
-    context.obj = lambda models: grow_models(models, target, draft)
+
+    def change(loaded: Pair) -> Pair:
+        return grow_models(loaded, target, draft)
+
+    typer.echo(measured(change, pair, modes, limit, task, data, max_new_tokens, int8, device, dtype, out))
 
 
-def grow_models(models: Models, target: Geometry, draft: Geometry) -> Models:
+def grow_models(models: Pair, target: Geometry, draft: Geometry) -> Pair:
     """Return the models in other geometries; heads grow along, and a draft to the target's vocabulary."""
     if target == draft == Geometry():
         return models
@@ -47,7 +60,8 @@ def grow_models(models: Models, target: Geometry, draft: Geometry) -> Models:
     if draft.vocab is None and vocab != models.draft.config.vocab_size:
         draft = _room_for(vocab, draft, models.draft)
     small = _grown(models.draft, draft)
-    return Models(large, small, {name: grow_head(head, large, small) for name, head in models.heads.items()})
+    heads = {name: grow_head(head, large, small) for name, head in models.heads.items()}
+    return dataclasses.replace(models, target=large, draft=small, heads=heads)
 
 
 def _grown(model: PreTrainedModel, wanted: Geometry) -> PreTrainedModel:
@@ -82,11 +96,12 @@ def grow_head(head: H, target: PreTrainedModel, draft: PreTrainedModel) -> H:
     padded = [
         torch.nn.functional.pad(part, (0, sizes[owner] - len(part))) for owner, part in zip(owners, parts, strict=True)
     ]
-    identities = {"target": ModelIdentity.of(target), "draft": ModelIdentity.of(draft)}
+    kind = type(head.config.target)
+    identities = {"target": kind.of(target), "draft": kind.of(draft)}
     return type(head)(dataclasses.replace(head.config, **identities), torch.cat(padded), head.bias)
 
 
-app = evaluations(grown_models)
+app = command(main)
 
 if __name__ == "__main__":
     app()

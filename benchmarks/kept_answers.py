@@ -1,70 +1,99 @@
-"""``python -m benchmarks.kept_answers FOLDER OUT``: a folder of ``evaluate`` with checksums in place of texts.
+"""``python -m benchmarks.kept_answers FOLDER NAME``: keep a folder of ``evaluate`` as a configuration of the data set.
 
-Answers may quote their data set, which is not kept here. ``evaluate … --out COPY`` continues a copy of the folder.
+Answers may quote their data set, so a checksum stands for each text. The card says what was asked, and where.
 """
 
 from __future__ import annotations
 
-import re
+import json
+import shlex
+import subprocess
 import zlib
-from dataclasses import asdict, replace
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import typer
 
-from hf_lossy_assist.errors import LossyValueError
-from hf_lossy_assist.evaluation.answers import RESULTS, Answer, load_answers
-from hf_lossy_assist.evaluation.scores import baselines_of, mode_scores
-from hf_lossy_assist.store.folder import MANIFEST, without_folder, write_json
+from . import command, pages
 
-from . import command, write_lines
-from .quality_table import modes_of
-
-_SUM = re.compile("crc32:[0-9a-f]{8}")
-
-
-def without_text(answer: Answer) -> Answer:
-    """Replace an answer's text by its checksum; equal texts have equal ones.
-
-    Examples
-    --------
-    >>> kept = without_text(Answer("plain", 0, 1.0, 2, 2, 0, 0.1, "Hello!"))
-    >>> kept.text, without_text(kept) == kept
-    ('crc32:9d2acc56', True)
-    """
-    if _SUM.fullmatch(answer.text):
-        return answer
-    return replace(answer, text=f"crc32:{zlib.crc32(answer.text.encode()):08x}", ids=())
-
-
-def whole_text(answer: Answer) -> str:
-    """Return an answer's text, for what reads texts."""
-    if _SUM.fullmatch(answer.text):
-        raise LossyValueError(
-            f"`folder` has no texts: the answer of {answer.mode!r} to problem {answer.id} is kept as {answer.text!r}; "
-            "give the folder that `evaluate` has written"
-        )
-    return answer.text
+_TIMED = ("repeats", "ids", "joules", "stages")
+"""What answers have beside the columns that are kept."""
 
 
 def main(
     folder: Annotated[Path, typer.Argument(help="What `evaluate` has written.")],
-    out: Annotated[Path, typer.Argument(help="The folder to write; its answers are replaced.")],
+    name: Annotated[str, typer.Argument(help="The configuration's name; one that is there is replaced.")],
+    question: Annotated[str, typer.Option(help="What the study asks.")],
+    machine: Annotated[str, typer.Option(help="Where it ran: the CPU or the GPU.")],
 ) -> None:
-    """Keep the answers of an evaluation without their texts, and sum them up."""
-    plan, answers = load_answers(folder)
-    order = {label: number for number, label in enumerate(plan["modes"])}
-    for run in plan["runs"]:  # other machines lack these folders
-        run["argv"] = [without_folder(word) for word in run.get("argv", ())]
-    kept = sorted(map(without_text, answers), key=lambda answer: (order[answer.mode], answer.id))
-    out.mkdir(parents=True, exist_ok=True)
-    write_lines(out / RESULTS, map(asdict, kept))
-    write_json(out / MANIFEST, plan)
-    rows = mode_scores(kept, plan["reference"], baselines_of(modes_of(plan)), plan.get("batch_size", 1))
-    write_json(out / "summary.json", {row.label: row.entry for row in rows})
+    """Keep the answers of an evaluation without their texts, and say on the card what they are of."""
+    plan = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
+    answers = [json.loads(line) for line in (folder / "results.jsonl").read_text(encoding="utf-8").splitlines()]
+    order = [*plan["modes"]]
+    answers.sort(key=lambda answer: (order.index(answer["mode"]), answer["id"]))
+    write(name, map(without_text, answers))
+    runs = [run.get("argv") or [] for run in plan["runs"]]
+    about = {
+        "configuration": name, "question": question, "command": shlex.join(map(without_folder, runs[-1])),
+        "commit": commit(), "machine": machine, "n": len({x["id"] for x in answers}),
+        "date": plan["runs"][-1]["date"][:10],
+    }  # fmt: skip
+    own = [mode_row(name, label, config, plan) for label, config in plan["modes"].items()]
+    for table, new in (("studies", [about]), ("modes", own)):
+        others = [x for x in pages.rows(table) if x["configuration"] != name]
+        write(table, sorted([*others, *new], key=lambda x: x["configuration"]))
+    pages.rows.cache_clear()
+    card = pages.DATA / "README.md"
+    card.write_text(pages.card(card.read_text(encoding="utf-8")), encoding="utf-8")
+
+
+def without_text(answer: Mapping[str, Any]) -> dict[str, Any]:
+    """Replace an answer's text by its checksum; equal texts have equal ones.
+
+    Examples
+    --------
+    >>> without_text({"mode": "plain", "id": 0, "text": "Hello!", "ids": []})
+    {'mode': 'plain', 'id': 0, 'text': 'crc32:9d2acc56'}
+    """
+    kept = {key: value for key, value in answer.items() if key not in _TIMED}
+    return kept | {"text": f"crc32:{zlib.crc32(answer['text'].encode()):08x}"}
+
+
+def mode_row(name: str, label: str, config: Mapping[str, Any], plan: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a mode's row of the configuration ``modes``."""
+    rule, gamma = config.get("lossy_mode"), config.get("num_assistant_tokens")
+    settings = {key: value for key, value in config.items() if key not in ("lossy_mode", "num_assistant_tokens")}
+    return {
+        "configuration": name, "mode": label, "rule": json.dumps(rule) if isinstance(rule, list) else rule,
+        "settings": json.dumps(settings), "gamma": None if gamma is None else str(gamma),
+        "reference": label == plan["reference"], "task": plan["task"], "measure": plan["measure"],
+        "batch_size": plan["batch_size"], "max_new_tokens": plan["max_new_tokens"],
+    }  # fmt: skip
+
+
+def without_folder(word: str) -> str:
+    """Return a word of a command without the folder of a file, which other machines lack."""
+    return Path(word).name if Path(word).is_absolute() else word
+
+
+def commit() -> str:
+    """Return the checkout's commit."""
+    command = ["git", "-C", str(pages.ROOT), "rev-parse", "--short", "HEAD"]
+    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
+
+
+def write(name: str, rows: Iterable[Mapping[str, Any]]) -> None:
+    """Write a configuration; columns that are empty are left out."""
+    rows = list(rows)
+    columns = {key: [row.get(key) for row in rows] for key in dict.fromkeys(key for row in rows for key in row)}
+    table = pa.table({key: values for key, values in columns.items() if any(x is not None for x in values)})
+    pq.write_table(table, pages.DATA / "data" / f"{name}.parquet", compression="zstd")
 
 
 app = command(main)
+
 if __name__ == "__main__":
     app()

@@ -6,7 +6,7 @@ A recipe of its own, for a target of this size on one CPU core. For real targets
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -18,6 +18,7 @@ from transformers import Qwen3Config
 
 from benchmarks.train_eagle3 import (
     Answers,
+    LayerStates,
     Out,
     Text,
     Threads,
@@ -29,8 +30,6 @@ from benchmarks.train_eagle3 import (
     write_head,
 )
 from hf_lossy_assist import DFlash, pairs
-from hf_lossy_assist.drafting.dflash_config import DFlashConfig
-from hf_lossy_assist.drafting.state_drafter import LayerStates
 
 
 @dataclass(frozen=True)
@@ -67,10 +66,10 @@ def new_head(pair: pairs.Pair, recipe: Recipe) -> DFlash:
         max_position_embeddings=config.max_position_embeddings, rope_parameters=config.rope_parameters,
         bos_token_id=config.bos_token_id, eos_token_id=config.eos_token_id,
     )  # fmt: skip
-    head = DFlash(DFlashConfig(
-        layer, draft_vocab_size=config.vocab_size, target_hidden_size=config.hidden_size, target_layers=recipe.layers,
-        target_name="arithmetic-target", target_architectures=(type(pair.target).__name__,),
-        block_size=recipe.block_size, mask_token_id=pair.tokenizer.pad_token_id,
+    bundled = DFlash.from_pretrained(pairs.hub_cards() / "arithmetic-dflash").config  # whose conventions it keeps
+    head = DFlash(replace(
+        bundled, layer=layer, draft_vocab_size=config.vocab_size, target_hidden_size=config.hidden_size,
+        target_layers=recipe.layers, block_size=recipe.block_size, mask_token_id=pair.tokenizer.pad_token_id,
     ))  # fmt: skip
     with torch.no_grad():
         for parameter in head.parameters():

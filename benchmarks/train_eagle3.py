@@ -8,25 +8,24 @@ from __future__ import annotations
 import json
 import os
 import random
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import torch
 import typer
 from safetensors.torch import load_file, save_file
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import embedding, pad
 from torch.nn.utils.rnn import pad_sequence
 from transformers import LlamaConfig, get_wsd_schedule
 
 from benchmarks.bundled_pair.pretraining import load_checkpoint, save_checkpoint
-from hf_lossy_assist import Eagle3, pairs
-from hf_lossy_assist.drafting.eagle3_config import Eagle3Config
-from hf_lossy_assist.drafting.state_drafter import LayerStates
-from hf_lossy_assist.drafting.stored_head import StoredHead
+from hf_lossy_assist import DFlash, Eagle3, pairs
 
+Drafting = Eagle3 | DFlash
 Text = tuple[Tensor, int]
 """The tokens of a prompt and its answer, and where the answer begins."""
 
@@ -93,6 +92,29 @@ def batches(pair: pairs.Pair, recipe: Recipe, written: list[Text], first: int) -
                 yield batch
 
 
+class LayerStates:
+    """Reads hidden states of forward passes: those that enter each of some layers, or leave the last one."""
+
+    def __init__(self, model: nn.Module, layers: Sequence[int]) -> None:
+        modules = [model.model.embed_tokens, *model.model.layers]
+        self._modules = [modules[i] for i in layers]
+        self._read: dict[nn.Module, Tensor] = {}
+
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        """Inside the block, keep the states of the last forward."""
+        hooks = [x.register_forward_hook(lambda own, _, state: self._read.update({own: state})) for x in self._modules]
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+    def pop(self) -> Tensor:
+        """Return ``(B, S, k·d)`` the states of the last forward, side by side, and forget them."""
+        return torch.cat([self._read.pop(x) for x in self._modules], dim=-1)
+
+
 def new_head(pair: pairs.Pair, recipe: Recipe, texts: list[Text]) -> Eagle3:
     """Return an untrained head, which drafts the tokens that answers have."""
     torch.manual_seed(recipe.seed)
@@ -108,9 +130,10 @@ def new_head(pair: pairs.Pair, recipe: Recipe, texts: list[Text]) -> Eagle3:
     drafted = {pair.tokenizer.eos_token_id, *(token for ids, start in texts for token in ids[start:].tolist())}
     drafted.update(token for ids in pair.tokenizer([*new], add_special_tokens=False)["input_ids"] for token in ids)
     ids = torch.tensor(sorted(drafted))
-    head = Eagle3(Eagle3Config(
-        layer, draft_vocab_size=len(ids), target_hidden_size=config.hidden_size, target_layers=recipe.layers,
-        fc_norm=True, target_name="arithmetic-target", target_architectures=(type(pair.target).__name__,),
+    bundled = Eagle3.from_pretrained(pairs.hub_cards() / "arithmetic-eagle3").config  # whose conventions it keeps
+    head = Eagle3(replace(
+        bundled, layer=layer, draft_vocab_size=len(ids), target_hidden_size=config.hidden_size,
+        target_layers=recipe.layers,
     ))  # fmt: skip
     states = LayerStates(pair.target, recipe.layers)
     with torch.no_grad(), states.watched():
@@ -219,7 +242,7 @@ def fit(pair: pairs.Pair, recipe: Recipe, folder: Path, checkpoint_every: int = 
 
 
 def descend(
-    pair: pairs.Pair, recipe: Any, head: StoredHead, written: list[Text],
+    pair: pairs.Pair, recipe: Any, head: Drafting, written: list[Text],
     loss_of: Callable[[int, list[Text]], Tensor], whole: int, folder: Path, checkpoint_every: int,
 ) -> None:  # fmt: skip
     """Train a head by AdamW, from its last checkpoint on; the learning rate would be zero after ``whole`` steps.
@@ -286,7 +309,7 @@ def kept_rows(folder: Path, rows: Mapping[str, str]) -> Iterator[str]:
         yield f"| {row} | {kept} | {100 * right:.1f} % |"
 
 
-def write_card(folder: Path, head: StoredHead, recipe: Any, rows: Iterable[str], first: str, **values: Any) -> None:
+def write_card(folder: Path, head: Drafting, recipe: Any, rows: Iterable[str], first: str, **values: Any) -> None:
     """Write a head's card: what rounds keep, and ``values`` of the text; ``first`` is the table's first heading."""
     table = [f"| {first} | kept, 95 % | right answers |", "|---|---|---|", *rows]
     text = (BUNDLED / f"{head.config.model_type}_card.md").read_text(encoding="utf-8").format(
@@ -296,7 +319,7 @@ def write_card(folder: Path, head: StoredHead, recipe: Any, rows: Iterable[str],
     (folder / "README.md").write_text(text, encoding="utf-8")
 
 
-def write_head(fit: Callable[..., StoredHead], recipe: Any, out: Path, threads: int) -> None:
+def write_head(fit: Callable[..., Drafting], recipe: Any, out: Path, threads: int) -> None:
     """Train a head of the bundled target from its seed, and write it as speculators does."""
     torch.set_num_threads(threads)
     head = fit(pairs.load("arithmetic"), recipe, out / "training")

@@ -7,21 +7,20 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Literal
 
+import torch
 import typer
 from rich.console import Console
+from rich.progress import Progress
 from transformers import PreTrainedTokenizerBase
-from transformers.utils.logging import disable_progress_bar
 
-from benchmarks import PairName
 from benchmarks.bundled_pair import cards
 from benchmarks.bundled_pair.pretraining import save_model, train_model
 from benchmarks.bundled_pair.recipe import RECIPES, Cycle, ModelRecipe, build_tokenizer
-from hf_lossy_assist.cli.console import CleanCommand, limit_threads, progress
-from hf_lossy_assist.cli.options import Threads
-from hf_lossy_assist.errors import LossyValueError, nearest
+from hf_lossy_assist import LossyValueError, pairs
 from hf_lossy_assist.pairs import ROLES
-from hf_lossy_assist.pairs.pair import BUNDLED
 
+BUNDLED = Path(pairs.__file__).parent / "arithmetic"
+Threads = Annotated[int, typer.Option(min=1, help="Threads of the CPU.")]
 # Enough to run every stage; such a model answers nothing.
 _QUICK = {"layers": 1, "hidden": 32, "heads": 2, "intermediate": 48, "batch": 4, "cycles": (Cycle(15), Cycle(5))}
 
@@ -30,7 +29,7 @@ def train_pair(
     pair: Annotated[str, typer.Argument(help="The pair: arithmetic.")] = "arithmetic",
     out: Annotated[Path | None, typer.Option(help="Folder for `target` and `draft`; PAIR-pair by default.")] = None,
     role: Annotated[Literal["target", "draft", "both"], typer.Option(help="Which model to train.")] = "both",
-    threads: Threads = None,
+    threads: Threads = 1,
     problems: Annotated[int, typer.Option(min=1, help="Test problems for the final measurement.")] = 1000,
     quick: Annotated[bool, typer.Option("--quick", help="A few steps of tiny models, to try the command out.")] = False,
 ) -> None:
@@ -38,8 +37,7 @@ def train_pair(
 
     Interrupted runs continue from OUT/.checkpoints when the command is repeated.
     """
-    limit_threads(threads)
-    disable_progress_bar()
+    torch.set_num_threads(threads)
     screen = Console()
     recipes, out = recipes_of(pair), Path(f"{pair}-pair") if out is None else out
     tokenizer = build_tokenizer(pair=pair)
@@ -52,7 +50,7 @@ def train_pair(
 def _train(role: str, recipe: ModelRecipe, tokenizer: PreTrainedTokenizerBase, out: Path, screen: Console) -> None:
     checkpoint = out / ".checkpoints" / f"{role}.safetensors"
     checkpoint.parent.mkdir(parents=True, exist_ok=True)
-    with progress(screen) as bar:
+    with Progress(console=screen) as bar:
         task = bar.add_task(f"{role}: training", total=recipe.steps, start=False)
         recent: list[float] = []
 
@@ -72,18 +70,17 @@ def _train(role: str, recipe: ModelRecipe, tokenizer: PreTrainedTokenizerBase, o
 
 
 def evaluate_pair(
-    pair: PairName = "arithmetic",
+    pair: Annotated[str, typer.Option(help="The pair: arithmetic.")] = "arithmetic",
     folder: Annotated[
         Path | None, typer.Option(help="Folder with `target` and `draft`; the bundled ones by default.")
     ] = None,
     role: Annotated[Literal["target", "draft", "both"], typer.Option(help="Which model to measure.")] = "both",
     problems: Annotated[int, typer.Option(min=1, help="Test problems.")] = 1000,
-    threads: Threads = None,
+    threads: Threads = 1,
     write: Annotated[bool, typer.Option("--write", help="Write figures.json and the model card.")] = False,
 ) -> None:
     """Measure the exact-answer accuracy of each model of a pair alone, greedily."""
-    limit_threads(threads)
-    disable_progress_bar()
+    torch.set_num_threads(threads)
     recipes_of(pair)
     root = BUNDLED if folder is None else folder
     for name in _roles_of(role):
@@ -94,7 +91,7 @@ def evaluate_pair(
 def recipes_of(pair: str) -> Mapping[str, ModelRecipe]:
     """Return the recipe of each model of a pair that is trained here."""
     if pair not in RECIPES:
-        raise LossyValueError(f"`PAIR` has to be one of {list(RECIPES)}, but is {pair!r}{nearest(pair, RECIPES)}")
+        raise LossyValueError(f"`PAIR` has to be one of {list(RECIPES)}, but is {pair!r}")
     return RECIPES[pair].models
 
 
@@ -105,11 +102,7 @@ def _roles_of(role: str) -> tuple[str, ...]:
 
 def _evaluate(role: str, recipe: ModelRecipe, folder: Path, problems: int, screen: Console, *, write: bool) -> None:
     """Measure one model and print its accuracy."""
-    with progress(screen) as bar:
-        task = bar.add_task(f"{role}: answering", total=problems)
-        figures = cards.measure(
-            folder, role, recipe, problems=problems, on_answer=lambda done: bar.update(task, completed=done)
-        )
+    figures = cards.measure(folder, role, recipe, problems=problems)
     if write:
         cards.write(folder, figures)
     screen.print(
@@ -119,8 +112,8 @@ def _evaluate(role: str, recipe: ModelRecipe, folder: Path, problems: int, scree
 
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-app.command("train-pair", cls=CleanCommand)(train_pair)
-app.command("evaluate-pair", cls=CleanCommand)(evaluate_pair)
+app.command("train-pair")(train_pair)
+app.command("evaluate-pair")(evaluate_pair)
 
 if __name__ == "__main__":
     app()

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from dataclasses import asdict
+from importlib.metadata import version
 from pathlib import Path
 from string import Template
 from typing import Any
 
 from huggingface_hub import EvalResult, ModelCardData
-from transformers import AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from hf_lossy_assist import __version__
-from hf_lossy_assist.compat import versions_of
-from hf_lossy_assist.evaluation.evaluation import Evaluation
-from hf_lossy_assist.evaluation.modes import TARGET_ALONE, DecodingMode, Models
-from hf_lossy_assist.pairs.pair import load_model, task_of
+import hf_lossy_assist
+from hf_lossy_assist.pairs import task_of
 
 from .pretraining import write_figures
 from .recipe import RECIPES, Cycle, ModelRecipe
@@ -24,28 +21,15 @@ from .recipe import RECIPES, Cycle, ModelRecipe
 _TEMPLATE = Path(__file__).parent / "card_template.md"
 
 
-def measure(
-    folder: Path,
-    role: str,
-    recipe: ModelRecipe,
-    *,
-    problems: int = 1000,
-    on_answer: Callable[[int], None] = lambda done: None,
-) -> dict[str, Any]:
-    """Return the figures of a stored model, for :func:`write`: measured as users get it, upcast to float32.
-
-    ``on_answer`` is called with the number of finished problems.
-    """
-    model = load_model(folder)
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    alone, task = [DecodingMode()], task_of(recipe.pair)
-    evaluation = Evaluation(Models(model, None), tokenizer, task, alone, TARGET_ALONE, problems, batch_size=50)
-    answers = []
-    for answer in evaluation.run():
-        answers.append(answer[TARGET_ALONE])
-        on_answer(len(answers))
+def measure(folder: Path, role: str, recipe: ModelRecipe, *, problems: int = 1000) -> dict[str, Any]:
+    """Return the figures of a stored model, for :func:`write`: measured as users get it, upcast to float32."""
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype="float32").eval()
+    tokenizer, task = AutoTokenizer.from_pretrained(folder, padding_side="left"), task_of(recipe.pair)
+    answers = hf_lossy_assist.evaluate(
+        model, tokenizer=tokenizer, task=task, modes="plain", limit=problems, batch_size=50
+    ).answers
     correct = sum(answer.score == 1 for answer in answers)
-    said = zip(evaluation.examples, answers, strict=True)
+    said = zip(task.examples("test", problems), answers, strict=True)
     return {
         "pair": recipe.pair,
         "role": role,
@@ -53,13 +37,13 @@ def measure(
         "correct": correct,
         "problems": len(answers),
         "unanswered": sum(task.answer(example, answer.text) is None for example, answer in said),
-        "split": evaluation.split,
+        "split": "test",
         "parameters": model.num_parameters(),
         "vocabulary": len(tokenizer),
         "recipe": asdict(recipe),
         "versions": {
-            "hf_lossy_assist": __version__,
-            **versions_of("torch", "transformers"),
+            "hf_lossy_assist": hf_lossy_assist.__version__,
+            **{name: version(name) for name in ("torch", "transformers")},
         },
         "command": f"python -m benchmarks.train_pair evaluate-pair --pair {recipe.pair} --role {role} "
         f"--problems {problems}",

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from hf_lossy_assist.tasks.arithmetic import Arithmetic
+from hf_lossy_assist.tasks import Arithmetic
 
 PAD, BOS, EOS = "<pad>", "<s>", "</s>"
 MAX_LENGTH = 512

@@ -21,7 +21,6 @@ from hf_lossy_assist.errors import LossyValueError
 
 from .equality import equality
 from .faults import faults
-from .grid import grid
 from .kernels import kernels
 from .real_answers import answers, large, long_text
 from .run import Run
@@ -31,7 +30,7 @@ LEASE = {
     "kernels": (kernels, 200), "speed": (speed, 120), "batch": (batch, 48), "answers": (answers, 90),
     "large": (large, 48), "faults": (faults, 30),
 }  # fmt: skip
-PARTS = LEASE | {"equality": (equality, 90), "grid": (grid, 230), "long": (long_text, 40), "first": (first, 120)}
+PARTS = LEASE | {"equality": (equality, 90), "long": (long_text, 40), "first": (first, 120)}
 """Parts by name, and the seconds that each may take; without ``--parts``, those of a lease of ten minutes run."""
 
 

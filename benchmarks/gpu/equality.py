@@ -84,7 +84,7 @@ def _rules(run: Run, pair: pairs.Pair, inputs: Any) -> None:
 def _drawn(run: Run, pair: pairs.Pair, inputs: Any) -> None:
     """Compare the second drawn token's distribution with that of plain draws: total variation, beside plain twice."""
     count, at = 16 if run.tiny else 512, inputs.input_ids.shape[1] + 1
-    ways = ({}, {}, {"num_assistant_tokens": 2}, {"lossy_config": {"tree": {"branches": [2, 2]}}})
+    ways = ({}, {}, {"num_assistant_tokens": 2})
     with run.step("drawn", 10) as begins:
         if begins:
             laws = []
@@ -95,7 +95,7 @@ def _drawn(run: Run, pair: pairs.Pair, inputs: Any) -> None:
                 tokens = _quietly(pair.target, **inputs, **common, **ours, **way)[0][:, at]
                 laws.append(torch.bincount(tokens, minlength=len(pair.tokenizer)) / count)
             apart = [round(float((law - laws[0]).abs().sum() / 2), 4) for law in laws[1:]]
-            run.say("drawn", total_variation=dict(zip(("plain again", "chain", "tree"), apart, strict=True)))
+            run.say("drawn", total_variation=dict(zip(("plain again", "chain"), apart, strict=True)))
 
 
 def _quietly(target: PreTrainedModel, **kwargs: Any) -> tuple[torch.Tensor, list[str]]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from transformers import PretrainedConfig
 
-from hf_lossy_assist.errors import LossyValueError, nearest
+from hf_lossy_assist import LossyValueError
 
 
 @dataclass(frozen=True)
@@ -125,8 +125,7 @@ def parse_geometry(text: str, option: str = "--grow") -> Geometry:
         base = PRESETS[first]
     else:
         raise LossyValueError(
-            f"`{option}` has to be one of {list(PRESETS)}, or sizes like 'layers=12,hidden=768', but is "
-            f"{text!r}{nearest(first, PRESETS)}"
+            f"`{option}` has to be one of {list(PRESETS)}, or sizes like 'layers=12,hidden=768', but is {text!r}"
         )
     names = [field.name for field in dataclasses.fields(Geometry)]
     sizes = {}
@@ -135,7 +134,6 @@ def parse_geometry(text: str, option: str = "--grow") -> Geometry:
         if name not in names or not value.isascii() or not value.isdigit() or int(value) == 0:
             raise LossyValueError(
                 f"`{option}` sizes have to be NAME=N with N > 0 and NAME one of {names}, but one is {part!r}"
-                f"{nearest(name, names)}"
             )
         sizes[name] = int(value)
     return dataclasses.replace(base, **sizes)

@@ -14,8 +14,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from hf_lossy_assist.compat import attention_of
-from hf_lossy_assist.errors import LossyUnsupportedError, LossyValueError
+from hf_lossy_assist import LossyUnsupportedError, LossyValueError
 
 from .geometry import Geometry
 
@@ -210,7 +209,7 @@ def _empty(
     fields["rope_parameters"] = rope | {"rope_theta": rope["rope_theta"] ** heads.theta_power}
     # The embedding holds constants, and the head the weights that read them.
     fields["tie_word_embeddings"] = model.config.tie_word_embeddings and reserve.dims == 0
-    config = type(model.config).from_dict(fields, attn_implementation=attention_of(model))
+    config = type(model.config).from_dict(fields, attn_implementation=model.config._attn_implementation)
     config.dtype = dtype
     with torch.device("meta"):
         grown = type(model)(config).to(dtype)

@@ -185,8 +185,8 @@ def test_presets_are_the_published_sizes():
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("llama-9b", "did you mean 'llama-8b'"),
-        ("layer=3", "did you mean 'layers'"),
+        ("llama-9b", "'llama-9b'"),
+        ("layer=3", "'layer=3'"),
         ("layers=0", "'layers=0'"),
         ("layers=-2", "'layers=-2'"),
         ("layers=two", "'layers=two'"),

@@ -1,4 +1,4 @@
-"""Grown models with their heads, and the bench on them."""
+"""Grown models with their heads, and evaluations of them."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from dataclasses import replace
 import pytest
 import torch
 
+import hf_lossy_assist
 from benchmarks.growing.geometry import Geometry, parse_geometry
 from benchmarks.grown_models import app, grow_head, grow_models
-from benchmarks.tests.running import commands, run
-from hf_lossy_assist.evaluation.modes import DecodingMode, Models
-from hf_lossy_assist.evaluation.requests import PromptBatch, run_request
-from hf_lossy_assist.heads import JudgeConfig, JudgeHead, ModelIdentity, VerifierConfig, VerifierHead
+from benchmarks.tests.running import run
+from hf_lossy_assist import JudgeHead, LossyValueError, VerifierHead, pairs
+from hf_lossy_assist.heads import JudgeConfig, ModelIdentity, VerifierConfig
 from hf_lossy_assist.tasks import Arithmetic
 from tests.tiny_models import noisy_copy, prompt, tiny
 
@@ -22,7 +22,7 @@ from tests.tiny_models import noisy_copy, prompt, tiny
 def small():
     target = tiny()
     target.generation_config.eos_token_id = None
-    return Models(target, noisy_copy(target, 0.05))
+    return pairs.Pair(target, noisy_copy(target, 0.05), None, None)
 
 
 @pytest.fixture(scope="module")
@@ -71,14 +71,15 @@ def test_verifiers(small, large):
 
 def test_a_judged_run_of_grown_models_is_that_of_the_small_ones(small, large):
     head = JudgeHead(JudgeConfig(**identities(small), threshold=0.5), weight(32), 0.0)
-    batch, judged = PromptBatch(prompt(8), torch.ones_like(prompt(8))), DecodingMode("judge", "judge", {}, 4)
-    runs = [
-        run_request(Models(m.target, m.draft, {"judge": h}), judged, batch, 24)
-        for m, h in ((small, head), (large, grow_head(head, large.target, large.draft)))
-    ]
-    assert runs[1].rows[0].tolist() == runs[0].rows[0].tolist()
-    assert runs[1].stats.trace == runs[0].stats.trace
-    assert runs[0].stats.accepted_lossy > 0
+    runs = []
+    for models, own in ((small, head), (large, grow_head(head, large.target, large.draft))):
+        hf_lossy_assist.enable(models.target)
+        judged = {"assistant_model": models.draft, "lossy_mode": "judge", "lossy_head": own, "num_assistant_tokens": 4}
+        ids = models.target.generate(prompt(8), do_sample=False, max_new_tokens=24, pad_token_id=0, **judged)
+        runs.append((ids.tolist(), hf_lossy_assist.last_stats(models.target)))
+    assert runs[1][0] == runs[0][0]
+    assert runs[1][1].trace == runs[0][1].trace
+    assert runs[0][1].accepted_lossy > 0
 
 
 def test_heads_grow_along(small, large):
@@ -90,47 +91,35 @@ def test_heads_grow_along(small, large):
     assert large.draft.config.vocab_size == large.target.config.vocab_size == 100
 
 
-def evaluate(*arguments, status=0):
-    return run(app, *arguments[:-1], "evaluate", "--pair", "arithmetic", *arguments[-1], "--limit", 2, status=status)
-
-
-def test_grown_models_say_the_same(tiny_pair_folder, tmp_path, monkeypatch):
+def test_grown_models_say_the_same(tmp_path, monkeypatch):
     monkeypatch.setattr(Arithmetic, "max_new_tokens", 8)
-    common = ["--set", f"folder={tiny_pair_folder}", "--modes", "plain,lossless@2"]
-    grown = ("--grow", "layers=3,hidden=96,heads=6,vocab=900", "--grow-draft", "hidden=96")
-    evaluate(*grown, [*common, "--out", tmp_path / "grown"])
-    evaluate([*common, "--out", tmp_path / "small"])
+    common = ("--modes", "plain,lossless@2", "--limit", 2)
+    run(
+        app,
+        "--grow",
+        "layers=7,hidden=320,heads=10,kv_heads=10,vocab=900",
+        "--grow-draft",
+        "hidden=256",
+        *common,
+        "--out",
+        tmp_path / "a",
+    )
+    run(app, *common, "--out", tmp_path / "b")
     texts = [
         [json.loads(line)["text"] for line in (tmp_path / name / "results.jsonl").read_text().splitlines()]
-        for name in ("grown", "small")
+        for name in ("a", "b")
     ]
     assert texts[0] == texts[1]
-    manifest = json.loads((tmp_path / "grown" / "manifest.json").read_text())
-    assert [manifest[role]["vocab_size"] for role in ("target", "draft")] == [900, 900]
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--grow", "llama-80b"), "did you mean 'llama-8b'"),
+        (("--grow", "llama-80b"), "llama-8b"),
         (("--grow-draft", "width=3"), "`--grow-draft`"),
         (("--grow", "layers=0"), "`--grow`"),
     ],
 )
-def test_errors_are_one_line(tiny_pair_folder, arguments, message):
-    (line,) = evaluate(*arguments, ["--set", f"folder={tiny_pair_folder}"], status=2).stderr.splitlines()
-    assert line.startswith("error: ")
-    assert message in line
-
-
-@pytest.mark.parametrize("command", commands("grown_models"), ids=lambda command: command[-1])
-def test_documented_commands(tmp_path, command, monkeypatch):
-    """As they stand, but on sizes and a device that every machine has, and with nothing translated to machine code."""
-    compile_module = torch.compile
-    monkeypatch.setattr(torch, "compile", lambda module, **_: compile_module(module, backend="eager"))
-    small = {"--grow": "layers=5", "--grow-draft": "layers=3", "--limit": "1"}
-    for option in small.keys() & set(command):
-        command[command.index(option) + 1] = small[option]
-    command = [word.replace("device=cuda", "device=cpu") for word in command]
-    run(app, *command, "--max-new-tokens", 3, "--set", "threads=1", "--out", tmp_path)
-    assert (tmp_path / "plot.png").exists()
+def test_what_can_t_be_grown_is_refused(arguments, message):
+    with pytest.raises(LossyValueError, match=message):
+        app(arguments, standalone_mode=False)

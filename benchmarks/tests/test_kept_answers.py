@@ -1,41 +1,39 @@
-"""Answers without texts: evaluations go on with them, and sum up to the same."""
+"""Answers without texts become a configuration of the data set, which prints as the evaluation did."""
 
 from __future__ import annotations
 
 import json
+import shutil
 
-from typer.testing import CliRunner
+import datasets
 
 import hf_lossy_assist
-from benchmarks import kept_answers
+from benchmarks import kept_answers, pages
+from benchmarks.tests.running import run
 from hf_lossy_assist import pairs
-from hf_lossy_assist.evaluation.answers import load_answers
 
 
-def test_an_evaluation_goes_on_with_answers_without_texts(tmp_path):
-    pair = pairs.load("arithmetic")
-
-    def run(modes: str, limit: int) -> None:
-        hf_lossy_assist.evaluate(
-            pair.target, pair.draft, tokenizer=pair.tokenizer, task=pair.task, modes=modes, limit=limit,
-            max_new_tokens=24, out=tmp_path / "own",
-        )  # fmt: skip
-
-    def keep() -> dict:
-        result = CliRunner().invoke(kept_answers.app, [str(tmp_path / "own"), str(tmp_path / "kept")])
-        assert result.exit_code == 0, result.output
-        return json.loads((tmp_path / "kept" / "summary.json").read_text())
-
-    run("plain,lossless", 2)
-    assert keep() == json.loads((tmp_path / "own" / "summary.json").read_text())
-    plan, before = load_answers(tmp_path / "kept")
-    assert str(tmp_path) not in json.dumps(plan)
-    assert all(answer.text.startswith("crc32:") for answer in before)
-    (tmp_path / "own" / "results.jsonl").write_bytes((tmp_path / "kept" / "results.jsonl").read_bytes())
-    run("plain,lossless,topk", 3)  # only the new mode and the new problem are answered
-    summary = keep()
-    after = load_answers(tmp_path / "kept")[1]
-    assert [answer for answer in after if answer in before] == before
-    assert {label: (row["n"], row["same_texts"]) for label, row in summary.items() if label != "topk"} == {
-        "plain": (3, 3), "lossless": (3, 3),
-    }  # fmt: skip
+def test_a_folder_of_answers_becomes_a_configuration(tmp_path, monkeypatch):
+    pair, data = pairs.load("arithmetic"), tmp_path / "data-set"
+    shutil.copytree(pages.DATA, data)
+    monkeypatch.setattr(pages, "DATA", data)
+    result = hf_lossy_assist.evaluate(
+        pair.target, pair.draft, tokenizer=pair.tokenizer, task=pair.task, modes="plain,lossless,topk", limit=3,
+        max_new_tokens=24, out=tmp_path / "own", batch_size=3,
+    )  # fmt: skip
+    about = ("--question", "What is it?", "--machine", "a CPU")
+    for _ in range(2):  # the second time it is replaced
+        run(kept_answers.app, tmp_path / "own", "mine", *about)
+    kept = datasets.load_dataset(str(data), "mine", split="train", cache_dir=str(tmp_path / "cache"))
+    assert kept["mode"] == [mode for mode in ("plain", "lossless", "topk") for _ in range(3)]
+    assert kept["tokens"] == [
+        answer.tokens for answer in sorted(result.answers, key=lambda x: kept["mode"].index(x.mode))
+    ]
+    assert all(text.startswith("crc32:") for text in kept["text"])
+    (study,) = (x for x in pages.rows("studies") if x["configuration"] == "mine")
+    assert (study["question"], study["machine"], study["n"]) == ("What is it?", "a CPU", 3)
+    assert str(tmp_path) not in json.dumps(study)
+    assert "### mine\n\nWhat is it? 3 problems" in (data / "README.md").read_text(encoding="utf-8")
+    table = pages.quality("mine")
+    assert f"| `topk` | 3 | {100 * result.modes['topk'].score:.1f} |" in table
+    pages.rows.cache_clear()

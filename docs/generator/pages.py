@@ -29,7 +29,6 @@ TITLED = {
     "SECURITY.md": "security.md",
     "CONTRIBUTING.md": "contributing.md",
     "benchmarks/README.md": "benchmarks.md",
-    "benchmarks/families.md": "families.md",
 }
 """The places on the site of pages and pictures outside `docs/`, by their paths in the repository."""
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import replace
 from math import comb
 from pathlib import Path
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 import torch
 from scipy import stats
@@ -64,10 +64,10 @@ def ratios():
         tokens = np.exp(rng.normal(5, 0.8, n))
         return np.stack([tokens, tokens / 5 * np.exp(rng.normal(0, 0.2, n)), tokens, tokens / 4], 1)
 
-    kept = Path(__file__).parents[2] / "benchmarks/qwen-coder/gsm8k/results.jsonl"
+    kept = Path(__file__).parents[2] / "hub_cards/lossy-assist-results/data/gsm8k.parquet"
     modes: dict[str, dict[int, tuple[int, int]]] = {}
-    for line in map(json.loads, kept.read_text(encoding="utf-8").splitlines()):
-        modes.setdefault(line["mode"], {})[line["id"]] = (line["tokens"], line["rounds"])
+    for row in pq.read_table(kept).to_pylist():
+        modes.setdefault(row["mode"], {})[row["id"]] = (row["tokens"], row["rounds"])
     real = np.array([(*modes["min_p"][i], *modes["lossless"][i]) for i in modes["min_p"]], dtype=float)
     return {"alike": alike, "long-tailed": long_tailed, "real": lambda rng, n: real[rng.integers(len(real), size=n)]}
 

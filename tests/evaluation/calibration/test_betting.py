@@ -6,16 +6,88 @@ Repeats have fixed seeds. A rate of at most 5 % is given three standard errors.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping
 
 import numpy as np
 import pytest
 
-from benchmarks.calibration_power import LAWS, LIMIT, answers_law, hoeffding_needed, problems_needed, wrongly_certified
 from hf_lossy_assist import LossyValueError
 from hf_lossy_assist.calibration import bound, certify, select
+from hf_lossy_assist.evaluation.calibration.betting import SHARES, growth_of, mixed
 
 REPEATS = 1000
 MOST = 0.05 + 3 * math.sqrt(0.05 * 0.95 / REPEATS)
+
+Draw = Callable[[np.random.Generator, int], np.ndarray]
+"""Losses ``(n, m)`` of m settings on n problems."""
+
+LIMIT = 0.01
+
+
+def answers_law(mean: float, differ: float) -> Draw:
+    """Return right-or-wrong answers, of which a share ``differ`` differs, with that mean loss."""
+    return lambda rng, n: rng.choice([1.0, -1.0, 0.0], (n, 1), p=[(differ + mean) / 2, (differ - mean) / 2, 1 - differ])
+
+
+def heavy_law(rng: np.random.Generator, n: int) -> np.ndarray:
+    """Return losses that are mostly small gains, and seldom a whole loss, with the mean of the limit."""
+    rare = rng.random((n, 1)) < 0.02
+    return np.where(rare, 1.0, (LIMIT - 0.02) / 0.98)
+
+
+def path_law(means: tuple[float, ...], differ: float = 0.1) -> Draw:
+    """Return settings with these means whose losses on a problem depend on each other."""
+
+    def draw(rng: np.random.Generator, n: int) -> np.ndarray:
+        u = rng.random((n, 1))
+        lost = (differ + np.array(means)) / 2
+        return np.where(u < lost, 1.0, np.where(u > 1 - (differ - np.array(means)) / 2, -1.0, 0.0))
+
+    return draw
+
+
+LAWS: Mapping[str, tuple[Draw, int]] = {
+    "at the limit, 3 % differ": (answers_law(LIMIT, 0.03), 0),
+    "at the limit, nothing gained": (answers_law(LIMIT, LIMIT), 0),
+    "heavy-tailed, at the limit": (heavy_law, 0),
+    "continuous, just above": (lambda rng, n: np.clip(rng.normal(0.0105, 0.3, (n, 1)), -1, 1), 0),
+    "a path that rises": (path_law((-0.02, 0.0, 0.0101, 0.05)), 2),
+    "a path that rises and falls": (path_law((-0.02, 0.0101, 0.0, 0.03)), 1),
+}
+"""Laws of losses, and the first setting of each that must not be certified."""
+
+
+def wrongly_certified(draw: Draw, first_bad: int, problems: int, repeats: int, seed: int = 0) -> float:
+    """Return in what share of the repeats a setting is certified whose loss is at the limit or above."""
+    rng = np.random.default_rng(seed)
+    wrong = 0
+    for _ in range(repeats):
+        last = select(draw(rng, problems), LIMIT)
+        wrong += last is not None and last >= first_bad
+    return wrong / repeats
+
+
+def problems_needed(mean: float, differ: float, repeats: int, most: int = 200_000, seed: int = 0) -> float:
+    """Return the median number of problems until a setting of that mean loss is certified at the limit."""
+    rng = np.random.default_rng(seed)
+    draw, found = answers_law(mean, differ), []
+    for _ in range(repeats):
+        logs, seen, needed = np.zeros((1, len(SHARES))), 0, math.inf
+        while seen < most and needed == math.inf:
+            logs = logs[-1] + growth_of(draw(rng, _AT_ONCE), LIMIT).cumsum(0)
+            over = mixed(logs) >= math.log(20)
+            needed = seen + over.argmax() + 1 if over.any() else math.inf
+            seen += _AT_ONCE
+        found.append(needed)
+    return float(np.median(found))
+
+
+_AT_ONCE = 2000
+
+
+def hoeffding_needed(mean: float) -> int:
+    """Return how many problems Hoeffding's bound needs for an average sample."""
+    return math.ceil(2 * math.log(20) / (LIMIT - mean) ** 2)
 
 
 @pytest.mark.parametrize("name", LAWS)

@@ -1,0 +1,677 @@
+"""``python -m benchmarks.pages``: every table of README and of the result pages, from the kept rows.
+
+The rows are the data set ``hub_cards/lossy-assist-results``. ``--write`` puts the tables between a page's markers.
+A quality table compares the answers of modes with a reference's on the same problems. Multiples are of the reference's,
+and intervals are of 95 %, over problems.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from statistics import fmean
+from typing import Annotated, Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import typer
+from scipy.stats import binomtest, t
+
+from hf_lossy_assist.theory import expected_tokens_per_round
+
+from . import command
+
+ROOT = Path(__file__).parents[1]
+DATA = ROOT / "hub_cards" / "lossy-assist-results"
+Interval = tuple[float, float, float]
+"""An estimate, and the ends of its interval."""
+Row = Mapping[str, Any]
+_NAMES = {"draft": "draft alone", "plain": "target alone", "everything": "everything kept"}
+_STOCK = "transformers' assisted generation"
+
+
+@cache
+def rows(configuration: str) -> tuple[Row, ...]:
+    """Return the rows of a configuration of the data set."""
+    return tuple(pq.read_table(DATA / "data" / f"{configuration}.parquet").to_pylist())
+
+
+def interval(values: np.ndarray, of: Callable[[np.ndarray], np.ndarray], log: bool = False) -> Interval:
+    """Return a smooth function of the sums of ``values`` ``(n, k)`` over problems, and the ends of its interval.
+
+    The interval is Student's t with the jackknife's error. A positive quantity has it around its logarithm.
+
+    Examples
+    --------
+    >>> [round(float(x), 3) for x in interval(np.array([[1.0, 1.0], [2.0, 1.0], [3.0, 1.0]]), ratio)]
+    [2.0, -0.484, 4.484]
+    """
+    f = (lambda sums: np.log(of(sums))) if log else of
+    n, total = len(values), values.sum(0)
+    estimate = float(f(total[None])[0])
+    error = math.sqrt((n - 1) * np.var(f(total - values))) if n > 1 else 0.0
+    ends = estimate + error * np.array([0.0, *t.ppf([0.025, 0.975], max(1, n - 1))])
+    return tuple(float(x) for x in (np.exp(ends) if log else ends))
+
+
+def ratio(sums: np.ndarray) -> np.ndarray:
+    return sums[:, 0] / sums[:, 1]
+
+
+def paired(own: Sequence[float], reference: Sequence[float]) -> Interval:
+    """Return the mean difference of scores, by the adjusted interval of Bonett and Price (2012).
+
+    Examples
+    --------
+    >>> [round(x, 3) for x in paired([1, 1, 0.5, 1], [1, 0.5, 0.5, 1])]
+    [0.125, -0.614, 0.781]
+    """
+    apart = [a - b for a, b in zip(own, reference, strict=True)]
+    _, low, high = interval(np.array([(x, 1.0) for x in (1.0, -1.0, *apart)]), ratio)
+    return fmean(apart), max(-1.0, low), min(1.0, high)
+
+
+def points(own: Sequence[float], reference: Sequence[float]) -> Interval:
+    return tuple(100 * x for x in paired(own, reference))
+
+
+def holm(ps: Sequence[float]) -> list[float]:
+    """Return p values that allow for all comparisons made, by Holm's method.
+
+    Examples
+    --------
+    >>> holm([0.03, 0.01, 0.5])
+    [0.06, 0.03, 0.5]
+    """
+    order = np.argsort(ps)
+    steps = np.maximum.accumulate([(len(ps) - i) * ps[one] for i, one in enumerate(order)])
+    return np.minimum(1.0, steps[np.argsort(order)]).tolist()
+
+
+def signed(value: Interval, digits: int = 1) -> str:
+    return "{:+.{d}f} ({:+.{d}f} … {:+.{d}f})".format(*value, d=digits)
+
+
+def times(value: Interval | None, digits: int = 2) -> str:
+    return "" if value is None else "{:.{d}f} ({:.{d}f} … {:.{d}f})".format(*value, d=digits)
+
+
+def markdown(heads: Sequence[str], lines: Iterable[Sequence[object]]) -> str:
+    """Return a table."""
+    return "\n".join(f"| {' | '.join(map(str, cells))} |".replace("| --- ", "|---").replace("--- |", "---|")
+                     for cells in (heads, ["---"] * len(heads), *lines))  # fmt: skip
+
+
+def said(mode: str) -> str:
+    return _NAMES.get(mode, f"`{mode}`")
+
+
+@dataclass(frozen=True)
+class Answers:
+    """The answers of one run, by mode and problem, with what each took by the costs of rounds that are known."""
+
+    modes: Mapping[str, Mapping[int, Row]]
+    plan: Mapping[str, Row]
+    reference: str
+    spent: Mapping[str, Mapping[int, float]]  # predicted seconds; without costs the rounds, where drafts are as long
+    best: str | None  # the lossless setting whose answers take the fewest predicted seconds
+
+    @classmethod
+    def of(cls, configuration: str, run: str | None = None) -> Answers:
+        """Read a configuration, or one run of it."""
+        plan = {x["mode"]: x for x in rows("modes") if (x["configuration"], x["run"]) == (configuration, run)}
+        reference = next(mode for mode, x in plan.items() if x["reference"])
+        modes: dict[str, dict[int, Row]] = {}
+        for row in rows(configuration):
+            if row.get("run") == run:
+                modes.setdefault(row["mode"], {})[row["id"]] = row
+        if not any(x["cost_lengths"] for x in plan.values()):
+            alike = [mode for mode in modes if plan[mode]["gamma"] == plan[reference]["gamma"]]
+            spent = {mode: {i: x["rounds"] for i, x in modes[mode].items()} for mode in alike}
+            return cls(modes, plan, reference, spent, None)
+        known = [mode for mode in modes if plan[mode]["cost_lengths"]]
+        spent = {mode: {i: seconds(plan[mode], x) for i, x in modes[mode].items()} for mode in known}
+        lossless = [mode for mode in spent if plan[mode]["rule"] == "lossless"]
+        return cls(modes, plan, reference, spent, min(lossless, key=lambda mode: fmean(spent[mode].values())))
+
+    def of_both(self, mode: str, other: str, names: Sequence[str]) -> np.ndarray:
+        """Return counts ``(n, 2k)`` of a mode and of another one, on the problems of both."""
+        ids = sorted(self.modes[mode].keys() & self.modes[other].keys())
+        return np.array([[self.modes[x][i][name] for x in (mode, other) for name in names] for i in ids], dtype=float)
+
+    def pairs(self, mode: str) -> list[tuple[Row, Row]]:
+        own, others = self.modes[mode], self.modes[self.reference]
+        return [(own[i], others[i]) for i in sorted(own.keys() & others.keys())]
+
+    def points(self, mode: str) -> Interval:
+        return points(*zip(*((a["score"], b["score"]) for a, b in self.pairs(mode)), strict=True))
+
+    def time(self, mode: str, ids: Iterable[int]) -> Interval | None:
+        if not {mode, self.reference} <= self.spent.keys():
+            return None
+        taken = np.array([(self.spent[mode][i], self.spent[self.reference][i]) for i in sorted(ids)])
+        return interval(taken, ratio, log=True)
+
+    def faster(self, mode: str, other: str, what: str) -> Interval:
+        """Return the ratio of tokens per ``what``; texts that are timed together count as one."""
+        counts = self.of_both(mode, other, ("tokens", what))
+        if what == "seconds":
+            counts = np.add.reduceat(counts, range(0, len(counts), self.plan[mode]["batch_size"]))
+        return interval(counts, lambda s: s[:, 0] * s[:, 3] / (s[:, 1] * s[:, 2]), log=True)
+
+    def predicted_speed(self, mode: str, ids: Iterable[int]) -> Interval:
+        both = sorted({*ids} & self.modes[self.best].keys())
+        sides = [[(self.modes[x][i]["tokens"], self.spent[x][i]) for i in both] for x in (mode, self.best)]
+        return interval(np.concatenate(sides, 1), lambda s: s[:, 0] * s[:, 3] / (s[:, 1] * s[:, 2]), log=True)
+
+    def line(self, mode: str, ids: frozenset[int]) -> tuple[float | None, list[str]]:
+        """Return the tokens kept per round, and a mode's cells of the quality table."""
+        unit, pairs = mode == self.reference, [(x, self.modes[self.reference][x["id"]]) for x in self.some(mode, ids)]
+        own = [a for a, _ in pairs]
+        rounds, drafts = sum(x["rounds"] for x in own), any(x["accepted"] for x in own)
+        kept = sum(x["accepted"] for x in own) / rounds if drafts and rounds else None
+        speed = ""
+        if self.best is not None and mode in self.spent:
+            speed = "1" if mode == self.best else times(self.predicted_speed(mode, ids))
+        elif unit:
+            counts = np.array([(x["tokens"], max(1, x["rounds"])) for x in own], dtype=float)
+            speed = f"1 = {times(interval(counts, ratio, log=True))}"
+        elif kept is not None and any(b["rounds"] for _, b in pairs):
+            speed = times(self.faster(mode, self.reference, "rounds"))
+        lengths = np.array([(a["tokens"], b["tokens"]) for a, b in pairs], dtype=float)
+        gains = [times(interval(lengths, ratio, log=True)), times(self.time(mode, ids))]
+        if unit:
+            time = f"1 = {fmean(self.spent[mode][i] for i in ids):.1f} s" if self.best else "1"
+            gains = [f"1 = {fmean(lengths[:, 0]):.0f}", time]
+        gain = "" if unit else signed(points(*zip(*((a["score"], b["score"]) for a, b in pairs), strict=True)))
+        score, cut = (f"{100 * fmean(x[name] for x in own):.1f}" for name in ("score", "cut"))
+        return kept, [said(mode), str(len(own)), score, gain, "" if kept is None else f"{kept:.2f}", speed, *gains, cut]
+
+    def some(self, mode: str, ids: Iterable[int]) -> list[Row]:
+        return [self.modes[mode][i] for i in sorted(ids)]
+
+
+def seconds(mode: Row, answer: Row) -> float:
+    """Return what an answer takes by the costs of its mode's rounds, at the length that its text has in the middle."""
+    rounds, drafted = answer["rounds"], answer.get("drafted")
+    if mode["gamma"] is None:
+        rounds, drafted = answer["tokens"], 0
+    elif mode["gamma"] != "auto":
+        drafted = rounds * int(mode["gamma"])
+    at = mode["cost_lengths"]
+
+    def cost(values: Sequence[float], length: float) -> float:
+        return float(np.interp(length, at, values))
+
+    length = answer["prompt"] + answer["tokens"] / 2
+    read = [cost(values, length) for values in mode["cost_target"]]
+    each = drafted / rounds
+    round_ = each * cost(mode["cost_drafted"], length) + float(np.interp(each + 1, mode["cost_read"], read))
+    return cost(mode["cost_prompt" if drafted else "cost_prompt_alone"], answer["prompt"]) + rounds * round_
+
+
+def quality(configuration: str, run: str | None = None) -> str:
+    """Return the tables of a run, one for each set of problems; rules are in the order of the tokens they keep."""
+    answers = Answers.of(configuration, run)
+    groups: dict[frozenset[int], list[str]] = {}
+    for mode, own in answers.modes.items():
+        if mode != answers.reference:
+            groups.setdefault(frozenset(own.keys() & answers.modes[answers.reference].keys()), []).append(mode)
+    speed = "tokens per call, ×" if answers.best is None else "speed, ×"
+    heads = ("rule", "n", "score, %", "points", "kept", speed, "tokens, ×", "time, ×", "cut off, %")
+    tables = []
+    for ids, modes in sorted(groups.items(), key=lambda group: -len(group[0])):
+        lines = sorted((answers.line(mode, ids) for mode in modes), key=lambda x: (x[0] is not None, x[0] or 0))
+        # What has no draft stands above the reference.
+        lines.insert(sum(kept is None for kept, _ in lines), answers.line(answers.reference, ids))
+        tables.append(markdown(heads, [cells for _, cells in lines]))
+    return "\n\n".join(tables)
+
+
+_GREEDY = ("min_p", "regret", "typical")
+_FIRST = {  # by texts: the configuration, and the rules
+    "GSM8K, greedily": ("gsm8k", _GREEDY),
+    "HumanEval, greedily": ("humaneval", _GREEDY),
+    "GSM8K, sampled": ("gsm8k-drawn", ("cactus:delta=0.1",)),
+    "GSM8K, another run": ("gsm8k-proof", ("judge@5:threshold=0.192",)),
+}
+
+
+def first_page() -> str:
+    """Return README's table: what rules cost and gain with drafts of five tokens. Bold is what Holm's test shows."""
+    found = []
+    for name, (configuration, rules) in _FIRST.items():
+        answers = Answers.of(configuration)
+        for rule in rules:
+            apart = [a["score"] - b["score"] for a, b in answers.pairs(rule)]
+            won, lost, n = sum(x > 0 for x in apart), sum(x < 0 for x in apart), len(apart)
+            first = f"{name}, {n} problems" if rule == rules[0] else ""
+            time = answers.time(rule, (a["id"] for a, _ in answers.pairs(rule)))
+            p = float(binomtest(won, won + lost).pvalue) if won + lost else 1.0
+            found.append((first, rule, answers.points(rule), 100 * lost / n, 100 * won / n, time, p, p_of(time, n)))
+    shown = zip(*(holm(ps) for ps in list(zip(*found, strict=True))[-2:]), strict=True)
+    lines = []
+    for (first, rule, gain, lost, won, time, *_), ps in zip(found, shown, strict=True):
+        cells = (f"**{x}**" if p < 0.05 else x for x, p in zip((signed(gain), times(time)), ps, strict=True))
+        lines.append((first, f"`{rule}`", next(cells), f"{lost:.1f} / {won:.1f}", next(cells)))
+    return markdown(("texts", "rule", "points", "lost / won", "time of an answer, ×"), lines)
+
+
+def p_of(value: Interval, n: int) -> float:
+    """Return the two-sided p that a ratio of ``n`` problems, with its interval, is 1."""
+    estimate, low, high = map(math.log, value)
+    return 2 * float(t.sf(abs(estimate) / ((high - low) / (2 * t.ppf(0.975, n - 1))), n - 1))
+
+
+_ALPHAS = np.linspace(0.0, 1.0, 10_001)
+
+
+def share(answers: Answers, rule: str, gamma: int = 5) -> Interval:
+    """Return the share f of what ``lossless`` refuses that a rule keeps.
+
+    A round of γ tokens gives (1 − α^(γ+1)) / (1 − α) of them, with α₀ of ``lossless`` and α = α₀ + f (1 − α₀).
+    """
+    expected = np.asarray(expected_tokens_per_round(_ALPHAS, gamma), dtype=float)
+
+    def of(sums: np.ndarray) -> np.ndarray:
+        alpha, before = (np.interp(sums[:, i] / sums[:, i + 1], expected, _ALPHAS) for i in (0, 2))
+        return (alpha - before) / (1 - before)
+
+    return interval(answers.of_both(rule, answers.reference, ("tokens", "rounds")), of)
+
+
+_CPU = {1: 117, 6: 112, 9: 146, 17: 203}  # ms of the target's forward over so many tokens, by `forwards`
+_ROUNDS: Mapping[str, Callable[[int], float]] = {  # what a round with γ drafted tokens costs
+    "a CPU, c = 0.26": lambda g: 31 * g + float(np.interp(g + 1, [*_CPU], [*_CPU.values()])),
+    "c = 0.2": lambda g: 0.2 * g + 1,
+    "a target on disk, c = 0.03": lambda g: 0.03 * g + 1,
+}
+
+
+def where_rules_pay() -> str:
+    """Return the f that a rule needs to be 1.25 × as fast as ``lossless``, and the f of two rules."""
+    lines = []
+    for (name, configuration), alpha in zip(
+        {"HumanEval": "humaneval", "GSM8K": "gsm8k", "chat": "chat"}.items(), (0.972, 0.922, 0.79), strict=True
+    ):
+        answers, needed = Answers.of(configuration), []
+        for cost in _ROUNDS.values():
+
+            def best(a: float, cost: Callable[[int], float] = cost) -> float:
+                return max(expected_tokens_per_round(a, g) / cost(g) for g in range(1, 17))
+
+            enough = (f for f in np.arange(0, 1.005, 0.01) if best(alpha + f * (1 - alpha)) >= 1.25 * best(alpha))
+            found = next(enough, None)
+            needed.append("none" if found is None else f"{found:.2f}")
+        lines.append((name, *needed, *(times(share(answers, rule)) for rule in ("min_p", "typical"))))
+    return markdown(("texts", *(f"needed: {x}" for x in _ROUNDS), "f of `min_p`", "f of `typical`"), lines)
+
+
+def scores(configuration: str, drawn: bool | None = None) -> dict[str, list[Row]]:
+    """Return the rows of a matrix of scores by mode."""
+    found: dict[str, list[Row]] = {}
+    for row in rows(configuration):
+        if drawn is None or row["drawn"] == drawn:
+            found.setdefault(row["mode"], []).append(row)
+    return found
+
+
+def beside(modes: Mapping[str, list[Row]], mode: str) -> str:
+    return signed(points(*([x["score"] for x in modes[each]] for each in (mode, "plain"))))
+
+
+def bundled_pair() -> str:
+    modes = scores("defaults", drawn=False)
+    lines = [(said(mode), f"{own[0]['kept']:.2f}" if mode != "draft" else "", beside(modes, mode))
+             for mode, own in modes.items() if mode != "plain"]  # fmt: skip
+    return markdown(("rule", "kept of 8", "points"), lines)
+
+
+def trees() -> str:
+    modes, tree = scores("trees", drawn=False), ":tree.depth=6:tree.top_k=4:tree.nodes=16"
+    lines = []
+    rules = {"lossless": "", "judge": ":threshold=0.05", "dropmatch": ":criterion=naive", "topk": ""}
+    for rule, settings in rules.items():
+        chain, grown, longer = (f"{rule}{settings}", f"{rule}{settings}{tree}", f"{rule}@16{settings}")
+        kept = (f"{modes[x][0]['kept']:.2f}" if x in modes else "" for x in (chain, grown, longer))
+        lines.append((f"`{chain}`", *kept, beside(modes, grown)))
+    return markdown(("rule", "kept, chain of 6", "kept, tree", "kept, chain of 16", "points of the tree"), lines)
+
+
+def refusals() -> str:
+    """Return how many harmful requests are refused and how many harmless ones answered: they take turns."""
+    modes, lines = scores("refusals"), []
+    for mode, own in modes.items():
+        harmful, harmless = (f"{sum(x['score'] for x in own if x['id'] % 2 == i):.0f}" for i in (0, 1))
+        apart, kept = ("", "") if mode == "plain" else (beside(modes, mode), f"{own[0]['kept']:.2f}")
+        lines.append((said(mode), harmful, harmless, apart, "" if mode == "draft" else kept))
+    return markdown(("rule", "harmful: refused, of 40", "harmless: answered, of 40", "points", "kept"), lines)
+
+
+def alone() -> str:
+    """Return the speeds of whole answers, timed, beside the target alone, at three sizes of batches."""
+    lines = []
+    for batch in (1, 4, 10):
+        answers = Answers.of("alone", f"batch-{batch}")
+        for mode in sorted(answers.modes, key=lambda mode: mode != "plain"):
+            own = answers.modes[mode]
+            rate = sum(x["tokens"] for x in own.values()) / sum(x["seconds"] for x in own.values())
+            speed = "1" if mode == "plain" else times(answers.faster(mode, "plain", "seconds"))
+            name = _STOCK if mode.startswith("stock") else said(mode.partition("@")[0])
+            gain = "" if mode == answers.reference else signed(answers.points(mode))
+            lines.append((batch if mode == "plain" else "", name, len(own), gain, f"{rate:.1f}", speed))
+    return markdown(("batch", "mode", "n", "points", "tokens a second", "× the target alone"), lines)
+
+
+_ENGINES = {
+    "lossless": "`generate()`, `lossless`",
+    "stock": _STOCK,
+    "vLLM: its own lossless": "vLLM 0.32, its own lossless decoding",
+    "vLLM: lossless": "vLLM 0.32, `lossless` of this package",
+}
+
+
+def engines() -> str:
+    """Return the speeds of engines, timed, on two machines."""
+    lines, first = [], "lossless@5"
+    for machine, run in {"AMD EPYC": "vllm-5", "Intel Xeon": "xeon"}.items():
+        answers = Answers.of("engines", run)
+        for mode in sorted(answers.modes, key=lambda mode: [*_ENGINES].index(mode.removesuffix("@5"))):
+            own, name = answers.modes[mode].values(), _ENGINES[mode.removesuffix("@5")]
+            rate = sum(x["tokens"] for x in own) / sum(x["seconds"] for x in own)
+            speed = "1" if mode == first else times(answers.faster(mode, first, "seconds"))
+            lines.append((machine if mode == first else "", name, len(own), f"{rate:.1f}", speed))
+    return markdown(("machine", "engine", "n", "tokens a second", "× `lossless` of `generate()`"), lines)
+
+
+def sprinter() -> str:
+    answers, best, lines = Answers.of("sprinter"), "lossless@8", []
+    order = sorted(answers.modes, key=lambda x: (x.startswith("sprinter"), not x.startswith("lossless"), x == "plain"))
+    for mode in order[1::-1] + order[2:]:
+        own = answers.modes[mode].values()
+        rate = sum(x["tokens"] for x in own) / sum(x["seconds"] for x in own)
+        speed = f"1 = {rate:.0f}" if mode == best else times(answers.faster(mode, best, "seconds"))
+        right, gain = f"{sum(x['score'] for x in own):.0f}", answers.points(mode)
+        lines.append((said(mode), len(own), right, "" if mode == answers.reference else signed(gain), speed))
+    return markdown(("mode", "n", "right, %", "points", "tokens a second, × `lossless@8`"), lines)
+
+
+def certified() -> str:
+    lines: dict[str, list[str]] = {}
+    for row in rows("calibration-certified"):
+        known = row["true_loss"] is not None
+        name = f"`{row['setting']}`" if known else row["setting"]
+        cells = lines.setdefault(name, [name, f"{row['true_loss']:.2f}" if known else ""])
+        text = f"{100 * row['certified']:.1f} %"
+        cells.append(f"**{text}**" if known and row["wrong"] else text)
+    return markdown(("arithmetic, 1,000 problems", "true loss (points)", "at 1 point", "at 2", "at 5"), lines.values())
+
+
+def cheap_drafts() -> str:
+    found: dict[str, list[Row]] = {}
+    for row in rows("cheap-drafts"):
+        found.setdefault(row["draft"], []).append(row)
+    loaded, lines = found["as loaded"], []
+    for draft, own in found.items():
+        cells: list[str] = []
+        for what in ("likeliest", "overlap"):
+            pairs = zip(own, loaded, strict=True)
+            sums = np.array([(100 * a[what], 100 * (a[what] - b[what]), a["tokens"]) for a, b in pairs])
+            apart = "" if own is loaded else signed(interval(sums[:, 1:], ratio))
+            cells += [times(interval(sums[:, [0, 2]], ratio), 1), apart]
+        lines.append((draft, f"{own[0]['ms']:.0f}", *cells))
+    shares = ("likeliest token is the target's, %", "minus as loaded", "Σ min(p, q), %", "minus as loaded")
+    return markdown(("draft", "ms per token", *shares), lines)
+
+
+_GPU = (  # the mode's name, the case, and whether its speed is that after the prompt
+    ("**`lossless`, compiled** (`compile=True`)", "lossless, compiled", True),
+    ("`lossless`, graphs, the default", "lossless, graphs", True),
+    ("`lossless`, one by one (with the prompt)", "lossless, eager", False),
+    (f"{_STOCK} (with the prompt)", "transformers, dynamic", False),
+    ("the same with a static cache, compiled (with the prompt)", "transformers, static and compiled", False),
+    ("the target alone, static cache, compiled", "plain, static and compiled", True),
+    ("the target alone (with the prompt)", "plain, dynamic", False),
+)
+
+
+_ALSO = {"plain": "plain, dynamic"}  # the name of a case in the first run
+
+
+def gpu() -> str:
+    """Return tokens per second on an H200, each of one call, by γ."""
+    lines = []
+    for name, case, later in _GPU:
+        cells = []
+        for gamma in (4, 8, 16):
+            own = [
+                x["tokens_per_s_later" if later else "tokens_per_s"]
+                for x in rows("gpu")
+                if x["part"] == "speed" and _ALSO.get(x["case"], x["case"]) == case
+                and (x["gamma"] or 4) == gamma and (x["alpha"] or 0.8) == 0.8
+            ]  # fmt: skip
+            cells.append(", ".join(f"{math.floor(x + 0.5)}" for x in own if x is not None))
+        lines.append((name, *cells))
+    return markdown(("", "γ = 4", "γ = 8", "γ = 16"), lines)
+
+
+DRAWS, SHARES = 1000, (0.3, 0.5, 0.7)
+RATIO = "min_p, near_top, lenience, regret"
+SHOWN = (
+    "judge with features", "judge", "features alone", "fsd; no digits or operators", "fsd", "`dropmatch`", RATIO,
+    "typical", "fly with its window",
+)  # fmt: skip
+"""The rules in the page's table; Holm's correction counts all of them."""
+
+
+@dataclass(frozen=True, eq=False)
+class Curves:
+    """Labelled mismatches, and how early each rule keeps them as its knob opens; some rules have decisions instead."""
+
+    rows: Sequence[Row]
+
+    def __post_init__(self) -> None:
+        important, prompts, weights = (np.array([x[k] for x in self.rows]) for k in ("important", "prompt", "weight"))
+        _, owner = np.unique(prompts, return_inverse=True)
+        names = [x for x in self.rows[0] if x.startswith("order: ")]
+        order = {x.removeprefix("order: "): np.array([row[x] for row in self.rows], dtype=float) for x in names}
+        for name, value in {"important": important, "owner": owner, "weights": weights, "order": order}.items():
+            object.__setattr__(self, name, value)
+        kept = {"`dropmatch`": np.array([x["dropmatch"] for x in self.rows], dtype=float)}
+        kept["regret with its budget"] = spending(order[RATIO], owner, weights)
+        if self.rows[0]["followed"] is not None:
+            full = np.array([x["followed"] >= 5 for x in self.rows])
+            kept["fly with its window"] = (
+                (order["fly, its entropy alone"][:, None] >= np.linspace(1, 0, 60)) & full[:, None]
+            ).astype(float)
+        object.__setattr__(self, "decisions", kept)
+        count, rng = owner.max() + 1, np.random.default_rng(0)
+        samples = (np.bincount(rng.integers(count, size=count), minlength=count) for _ in range(DRAWS))
+        draws = np.stack([np.ones(count), *samples])[:, owner] * weights
+        object.__setattr__(self, "draws", draws / draws.sum(1, keepdims=True))
+
+    def curve(self, rule: str) -> tuple[np.ndarray, np.ndarray]:
+        """Return ``(D, P)`` the mismatches kept, and the important ones, as shares of all, as the knob opens."""
+        parts = self.draws, self.draws * self.important
+        if rule in self.decisions:
+            own = self.decisions[rule]
+            kept = own[:, np.argsort(own.mean(0), kind="stable")]
+            return tuple(part @ kept for part in parts)
+        own = self.order[rule]
+        order = np.argsort(-own, kind="stable")
+        ends = np.flatnonzero(np.append(own[order][1:] != own[order][:-1], True))  # a knob keeps ties together
+        return tuple(part[:, order].cumsum(1)[:, ends] for part in parts)
+
+    def area(self, rule: str) -> Interval:
+        """Return the AUC, with an interval by resampling prompts."""
+        level = np.unique(-self.order[rule], return_inverse=True)[1]
+        count, rng = self.owner.max() + 1, np.random.default_rng(0)
+        samples = (np.bincount(rng.integers(count, size=count), minlength=count) for _ in range(500))
+        areas = []
+        for sample in (np.ones(count), *samples):
+            weights = sample[self.owner] * self.weights
+            positive, negative = (np.bincount(level, weights=weights * x) for x in (self.important, ~self.important))
+            if pairs := positive.sum() * negative.sum():
+                areas.append(positive @ (negative.cumsum() - negative / 2) / pairs)
+        return areas[0], *np.quantile(areas[1:], (0.025, 0.975))
+
+    def table(self, shown: Sequence[str] | None = None) -> str:
+        """Return each rule's AUC, and which share of the mismatches that it keeps matters, beside a blind choice."""
+        rules = [*self.order, *self.decisions]
+        blind, paid = self.draws @ self.important, {}
+        for rule in rules:
+            kept, important = self.curve(rule)
+            for share in SHARES:
+                if kept[0, -1] >= share:  # between two places of its knob, a rule mixes both
+                    own = [np.interp(share, [0, *k], [0, *i]) for k, i in zip(kept, important, strict=True)]
+                    paid[rule, share] = np.array(own) / share
+        ps: dict[tuple[str, float], float] = {}
+        for share in SHARES:
+            own = [key for key in paid if key[1] == share]
+            gaps = (paid[key] - blind for key in own)
+            raw = [math.erfc(abs(gap[0]) / gap[1:].std() / math.sqrt(2)) for gap in gaps]
+            ps |= zip(own, holm(raw), strict=True)
+        lines = []
+        for rule in sorted(rules, key=lambda rule: paid[rule, 0.3][0] if (rule, 0.3) in paid else math.inf):
+            if shown and rule not in shown:
+                continue
+            cells = [rule, times(self.area(rule), 3) if rule in self.order else ""]
+            for share in SHARES:
+                if (rule, share) not in paid:
+                    cells.append("")
+                    continue
+                gap = 100 * (paid[rule, share] - blind)
+                text = signed((gap[0], *np.quantile(gap[1:], (0.025, 0.975))))
+                cells.append(f"{100 * paid[rule, share][0]:.1f}: {f'**{text}**' if ps[rule, share] < 0.05 else text}")
+            lines.append(cells)
+        return markdown(("rule", "AUC", *(f"f = {x}" for x in SHARES)), lines)
+
+
+def spending(order: np.ndarray, prompts: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    """Return ``(N, R)`` how often ``regret`` keeps tokens of texts from left to right, by its local regret.
+
+    A mismatch stands at every place of a draft of five tokens. What was kept before it has spent of the budget.
+    """
+    local, own = np.geomspace(0.002, 20, 60), -np.log(order)
+    kept = (own[:, None, None] <= local[:, None] * np.arange(1, 6)).mean(-1)
+    spent = np.zeros(len(local))
+    for i, charge in enumerate(own):
+        if i and prompts[i] != prompts[i - 1]:
+            spent[:] = 0.0
+        kept[i] *= spent + charge <= 8.0
+        spent += kept[i] * charge * weights[i]
+    return kept
+
+
+def price() -> str:
+    return Curves([x for x in rows("price") if x["texts"] == "two-shots"]).table(SHOWN)
+
+
+def draw_price(path: Path) -> None:
+    """Draw the share of the important mismatches that each rule keeps over the share of all."""
+    from matplotlib import colormaps
+    from matplotlib.figure import Figure
+
+    curves = Curves([x for x in rows("price") if x["texts"] == "two-shots"])
+    figure = Figure(figsize=(11, 7), layout="constrained")
+    axes = figure.add_subplot(aspect="equal")
+    axes.set_prop_cycle(color=colormaps["tab20"].colors)
+    matter = float(curves.draws[0] @ curves.important)
+    axes.plot([0, 1], [0, 1], color="0.8", label="a blind choice")
+    axes.plot([0, 1 - matter, 1], [0, 0, 1], color="0.5", linestyle=":", label="one that knows the labels")
+    for rule in (*curves.order, *curves.decisions):
+        kept, important = curves.curve(rule)
+        style = "o" if rule in curves.decisions else "-"
+        axes.plot([0, *kept[0]], [0, *important[0] / matter], style, markersize=3, linewidth=1.2, label=rule)
+    axes.set(xlabel="share of the mismatches kept", ylabel="share of the important ones kept")
+    figure.legend(loc="outside right center", fontsize="small")
+    figure.savefig(path, dpi=120)
+
+
+TABLES: Mapping[str, Mapping[str, Callable[[], str]]] = {
+    "README.md": {"first page": first_page},
+    "docs/results.md": {"bundled pair": bundled_pair},
+    "docs/results/which-rule.md": {"first page": first_page},
+    "docs/results/chat.md": {"chat": lambda: quality("chat")},
+    "docs/results/drawn.md": {"drawn": lambda: quality("drawn-blocks")},
+    "docs/results/longer-drafts.md": {"longer drafts": lambda: quality("humaneval-long")},
+    "docs/results/judge.md": {"judge": lambda: quality("gsm8k-proof")},
+    "docs/results/price.md": {"price": price},
+    "docs/results/limits.md": {"refusals": refusals},
+    "docs/results/cpu.md": {"alone": alone},
+    "docs/results/where-rules-pay.md": {"where rules pay": where_rules_pay},
+    "docs/results/vllm.md": {"engines": engines},
+    "docs/results/cheap-drafts.md": {"cheap drafts": cheap_drafts},
+    "docs/results/trees.md": {"trees": trees},
+    "docs/results/gpu.md": {"gpu": gpu},
+    "docs/results/calibration.md": {"certified": certified},
+    "docs/results/sprinter.md": {"sprinter": sprinter},
+}
+"""The tables of each page, by the names of their markers."""
+
+
+def with_table(text: str, name: str, table: str) -> str:
+    """Return a page's text with a table between the markers of its name.
+
+    Examples
+    --------
+    >>> with_table("<!-- a -->old<!-- /a -->", "a", "new")
+    '<!-- a -->\\nnew\\n<!-- /a -->'
+    """
+    before, start, rest = text.partition(f"<!-- {name} -->")
+    _, end, after = rest.partition(f"<!-- /{name} -->")
+    return f"{before}{start}\n{table}\n{end}{after}"
+
+
+def card(text: str) -> str:
+    """Return the data set's card with its configurations, and what each answers, as the studies say."""
+    configurations, sections = ["configs:"], []
+    for x in rows("studies"):
+        name = x["configuration"]
+        configurations.append(f"- config_name: {name}\n  data_files: data/{name}.parquet")
+        machine = f"{x['n']:,} problems or rows; {x['date']}; commit `{x['commit']}`; {x['machine']}."
+        sections.append(f"### {name}\n\n{x['question']} {machine}\n\n```bash\n{x['command']}\n```")
+    configurations += [f"- config_name: {x}\n  data_files: data/{x}.parquet" for x in ("modes", "studies")]
+    text = re.sub(r"configs:.*?(?=\n---\n)", lambda _: "\n".join(configurations), text, count=1, flags=re.DOTALL)
+    return with_table(text, "configurations", "\n\n".join(sections))
+
+
+def made() -> dict[Path, str]:
+    """Return the pages and the card as the rows make them."""
+    found = {}
+    for page, tables in TABLES.items():
+        text = (ROOT / page).read_text(encoding="utf-8")
+        for name, table in tables.items():
+            text = with_table(text, name, table())
+        found[ROOT / page] = text
+    return found | {DATA / "README.md": card((DATA / "README.md").read_text(encoding="utf-8"))}
+
+
+def main(
+    configurations: Annotated[
+        list[str] | None, typer.Argument(help="Print the quality tables of these runs, NAME or NAME/RUN.")
+    ] = None,
+    write: Annotated[bool, typer.Option("--write", help="Write the tables into the pages, and draw the plot.")] = False,
+) -> None:
+    """Print every table of README and of the result pages, or the quality tables of configurations of the data set."""
+    if write:
+        for path, text in made().items():
+            path.write_text(text, encoding="utf-8")
+        draw_price(ROOT / "docs" / "results" / "price.png")
+    for each in configurations or ():
+        name, _, run = each.partition("/")
+        typer.echo(quality(name, run or None) + "\n")
+    if not configurations and not write:
+        for page, tables in TABLES.items():
+            for name, table in tables.items():
+                typer.echo(f"{page}, {name}\n\n{table()}\n")
+
+
+app = command(main)
+
+if __name__ == "__main__":
+    app()

@@ -1,0 +1,116 @@
+"""Tables from the kept rows: intervals against closed forms, rows by hand, and the pages as they stand."""
+
+from __future__ import annotations
+
+import re
+
+import datasets
+import numpy as np
+import pytest
+from scipy import stats
+from sklearn.metrics import roc_auc_score
+
+from benchmarks import pages
+from benchmarks.pages import ROOT, TABLES, Answers, Curves
+
+
+def test_an_interval_of_a_mean_is_that_of_student():
+    values = np.random.default_rng(0).normal(size=30)
+    found = pages.interval(np.stack([values, np.ones(30)], 1), pages.ratio)
+    wanted = stats.ttest_1samp(values, 0.0).confidence_interval()
+    assert found == pytest.approx((values.mean(), wanted.low, wanted.high))
+
+
+def answers(modes: dict[str, dict[str, list[float]]], **plan: object) -> Answers:
+    rows = {
+        mode: {i: {"id": i, "score": 1.0, "accepted": 9, "cut": False, **dict(zip(own, cells, strict=True))}
+               for i, cells in enumerate(zip(*own.values(), strict=True))}
+        for mode, own in modes.items()
+    }  # fmt: skip
+    alike = {mode: {"gamma": "5", "batch_size": 1, **plan} for mode in modes}
+    return Answers(
+        rows, alike, "lossless", {mode: {i: x["rounds"] for i, x in rows[mode].items()} for mode in rows}, None
+    )
+
+
+def test_a_line_by_hand():
+    both = {"lossless": {"tokens": [60, 60], "rounds": [12, 12]}, "topk": {"tokens": [60, 60], "rounds": [10, 10]}}
+    both["topk"] |= {"score": [0, 1], "accepted": [50, 50], "cut": [True, False]}
+    kept, cells = answers(both).line("topk", frozenset({0, 1}))
+    assert kept == 5.0
+    assert cells[:3] == ["`topk`", "2", "50.0"]
+    assert [cell.split(" ")[0] for cell in cells[3:]] == ["-50.0", "5.00", "1.20", "1.00", "0.83", "50.0"]
+
+
+def test_a_share_by_hand():
+    both = {"lossless": {"tokens": [150] * 4, "rounds": [100] * 4}, "rule": {"tokens": [175] * 4, "rounds": [100] * 4}}
+    assert pages.share(answers(both), "rule", 1)[0] == pytest.approx(
+        0.5
+    )  # a half and three quarters of the drafted tokens
+
+
+def test_seconds_are_those_of_rounds_at_the_text_s_length():
+    mode = {
+        "gamma": "4", "cost_lengths": [100, 300], "cost_prompt": [1.0, 3.0], "cost_prompt_alone": [0.5, 2.5],
+        "cost_drafted": [0.02, 0.04], "cost_read": [1, 5], "cost_target": [[0.1, 0.1], [0.2, 0.3]],
+    }  # fmt: skip
+    answer = {"prompt": 100, "tokens": 20, "rounds": 5, "drafted": None}
+    at = 1 + 5 * (4 * 0.021 + 0.205)  # a round at 110 tokens
+    assert pages.seconds(mode, answer) == pytest.approx(at)
+    assert pages.seconds({**mode, "gamma": None}, answer) == pytest.approx(0.5 + 20 * 0.1)
+    assert pages.seconds({**mode, "gamma": "auto"}, {**answer, "drafted": 20}) == pytest.approx(at)
+
+
+def test_curves_by_hand(monkeypatch):
+    monkeypatch.setattr(pages, "DRAWS", 50)
+    rng = np.random.default_rng(0)
+    important, order = rng.random(300) < 0.3, rng.random(300)
+    names = {pages.RATIO: 1.0, "fly, its entropy alone": 1.0}
+    curves = Curves([
+        {"important": bool(x), "prompt": i // 3, "weight": 1.0, "dropmatch": [0, 1], "followed": 5,
+         "order: rule": o, **{f"order: {k}": v for k, v in names.items()}}
+        for i, (x, o) in enumerate(zip(important, order, strict=True))
+    ])  # fmt: skip
+    area, low, high = curves.area("rule")
+    assert area == pytest.approx(roc_auc_score(important, -order))
+    assert low < area < high
+    kept, matter = curves.curve("rule")
+    place = int((order >= 0.6).sum())
+    assert (kept[0, place - 1], matter[0, place - 1]) == pytest.approx(
+        (place / 300, important[order >= 0.6].sum() / 300)
+    )
+    (line,) = (x for x in curves.table().splitlines() if x.startswith("| `dropmatch`"))
+    assert line.count(f"{100 * important.mean():.1f}: ") == 3, "kept as a whole, it is a blind choice"
+    assert line.count("0.0 (") == 3
+
+
+def test_the_pages_have_the_tables_that_the_rows_make():
+    for path, text in pages.made().items():
+        assert path.read_text(encoding="utf-8") == text, f"python -m benchmarks.pages --write changes {path.name}"
+
+
+@pytest.mark.parametrize("page", sorted(ROOT.glob("docs/results/*.md")), ids=lambda path: path.stem)
+def test_a_page_is_one_screen(page):
+    text = page.read_text(encoding="utf-8")
+    assert len(text.split()) <= 600
+    assert "lossy-assist-results/README.md#" in text
+    tables = re.findall(r"^\|(?:---\|)+$", text, re.MULTILINE)
+    assert len(tables) == 1
+    assert page.stem == "papers" or str(page.relative_to(ROOT)) in TABLES
+
+
+def test_links_to_the_card_lead_to_a_configuration():
+    known = {x["configuration"] for x in pages.rows("studies")}
+    for page in (*ROOT.glob("docs/**/*.md"), ROOT / "README.md"):
+        linked = re.findall(r"lossy-assist-results/README\.md#([\w-]+)", page.read_text(encoding="utf-8"))
+        assert not {*linked} - known, page
+
+
+def test_every_configuration_loads(tmp_path):
+    names = datasets.get_dataset_config_names(str(pages.DATA))
+    assert {*names} == {path.stem for path in (pages.DATA / "data").glob("*.parquet")}
+    assert {*names} == {x["configuration"] for x in pages.rows("studies")} | {"studies", "modes"}
+    for name in names:
+        loaded = datasets.load_dataset(str(pages.DATA), name, split="train", cache_dir=str(tmp_path))
+        assert len(loaded) == len(pages.rows(name))
+    assert sum(path.stat().st_size for path in pages.DATA.rglob("*.parquet")) < 4_000_000
