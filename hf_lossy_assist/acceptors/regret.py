@@ -60,7 +60,9 @@ class Regret(Acceptor):
             return v.lossless & v.allowed
         affordable = v.spent + v.so_far(charge) <= self.total_regret
         few = v.so_far((~v.lossless).long()) <= self.mismatches
-        return (v.lossless | (affordable & few & (charge <= self.local_regret * v.to_the_end))) & v.allowed
+        return (
+            v.lossless | (affordable & few & (charge <= self.local_regret * v.to_the_end.to(charge.dtype)))
+        ) & v.allowed
 
     def charge(self, v: Verification) -> Tensor | None:
         if v.do_sample:

@@ -14,10 +14,10 @@ from hf_lossy_assist.acceptors import decide
 from hf_lossy_assist.core.distributions import Randomness
 from hf_lossy_assist.core.messages import Verification
 from hf_lossy_assist.evaluation.advice.replay import emitted
-from tests.acceptors.fixtures import HEADS, Q, law_of
+from tests.acceptors.fixtures import HEADS, P, Q, law_of
 from tests.acceptors.table import PUBLISHED, ROWS, Row, row_id
 from tests.acceptors.test_laws import ROUNDS, assert_output_law, needs_no_distribution
-from tests.tiny_models import noisy_copy, padded, tiny
+from tests.tiny_models import constant, noisy_copy, padded, tiny
 from tests.trial.surroundings import default_dtype
 
 OTHERS = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64], ids=str)
@@ -51,6 +51,26 @@ def test_a_rare_token_is_kept_as_rarely_as_it_should_be(row: Row, dtype: torch.d
         assert poisson.ppf(1e-5, rows * RARE) <= exact <= poisson.ppf(1 - 1e-5, rows * RARE)
     with default_dtype(dtype):
         assert kept() == exact
+
+
+@pytest.mark.parametrize("do_sample", [False, True], ids=["greedy", "sampling"])
+@pytest.mark.parametrize(
+    "row",
+    [row for row in ROWS if not row.rule(constant(P)).needs & {"dropped_heads", "hidden", "draft_hidden"}],
+    ids=row_id,
+)
+def test_drafts_are_decided_alike(row: Row, do_sample: bool):
+    """Thresholds that depend on a token's place in its draft are no whole numbers."""
+    rule, generator = row.rule(constant(P)), torch.Generator().manual_seed(1)
+    p, q = torch.randn(2, 20_000, 8, 6, generator=generator)
+    tokens = q[:, :-1].argmax(-1)
+
+    def decision() -> torch.Tensor:
+        return decide(rule, Verification(tokens, p, q[:, :-1], do_sample, Randomness(3))).keep
+
+    exact = decision()
+    with default_dtype(torch.bfloat16):
+        assert torch.equal(decision(), exact)
 
 
 def _runs() -> Mapping[str, dict[str, Any]]:
