@@ -1,16 +1,17 @@
 """Mine a few problems, train a judge head, look at what would be published, and decode with it."""
 
+import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
 import hf_lossy_assist
 from hf_lossy_assist import pairs
-from hf_lossy_assist.cli import app
 
 
 def command(*arguments):
-    print("\n$ lossy-assist", *arguments)
-    app([str(x) for x in arguments], standalone_mode=False)
+    print("\n$ lossy-assist", *arguments, flush=True)
+    subprocess.run([sys.executable, "-m", "hf_lossy_assist", *map(str, arguments)], check=True)
 
 
 folder = Path(tempfile.mkdtemp())

@@ -1,5 +1,7 @@
 """Train a verifier head on a few problems, and let the draft run ahead of the target with it (SPRINTER)."""
 
+import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
@@ -7,12 +9,11 @@ import torch
 
 import hf_lossy_assist
 from hf_lossy_assist import pairs
-from hf_lossy_assist.cli import app
 
 
 def command(*arguments):
-    print("\n$ lossy-assist", *arguments)
-    app([str(x) for x in arguments], standalone_mode=False)
+    print("\n$ lossy-assist", *arguments, flush=True)
+    subprocess.run([sys.executable, "-m", "hf_lossy_assist", *map(str, arguments)], check=True)
 
 
 folder = Path(tempfile.mkdtemp())

@@ -28,10 +28,8 @@ OUTSIDE = [
 """What stands outside the wall. ``gpu`` looks inside on purpose, and tests may."""
 INSIDE = {
     "get_qwen_coder.py": {"pairs.qwen_coder"},  # it writes what this module reads
-    "03_train_judge.py": {"cli"}, "04_verifier.py": {"cli"}, "train_a_judge.ipynb": {"cli"},  # they show commands
-    "app.py": {"errors", "evaluation.modes", "evaluation.requests", "evaluation.side_by_side"},
-    "generate.py": {"integrations.custom_generate"},
-}  # fmt: skip
+    "generate.py": {"integrations.custom_generate"},  # the Hub's entry point
+}
 """The modules behind the wall that a file may still import from."""
 
 

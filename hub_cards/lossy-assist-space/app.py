@@ -5,15 +5,14 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from hf_lossy_assist import pairs
+import torch
+
+import hf_lossy_assist
+from hf_lossy_assist import LossyError, LossyValueError, pairs
 from hf_lossy_assist.acceptors import REGISTRY, Setting, head_type, settings_of
-from hf_lossy_assist.errors import LossyError, LossyValueError
-from hf_lossy_assist.evaluation.modes import TARGET_ALONE, DecodingMode, Models
-from hf_lossy_assist.evaluation.requests import batches_of
-from hf_lossy_assist.evaluation.side_by_side import compare
 
 if TYPE_CHECKING:
     import gradio as gr
@@ -27,6 +26,8 @@ PROMPTS: Mapping[str, str] = {
 
 COLUMNS = (("left", "lossless"), ("right", "min_p"))
 """The columns, and the rule that each begins with."""
+
+TARGET_ALONE = "target alone"
 
 _GAMMA = 6
 _TOKENS = 96
@@ -106,28 +107,42 @@ def answer(pair: str, prompt: str, tokens: float, temperature: float, seed: floa
     if not prompt.strip():
         raise LossyValueError("the prompt is empty; write what the text is to go on from")
     loaded, values = _loaded(pair), iter(choices)
-    models = Models(loaded.target, loaded.draft, loaded.rule_heads, tokenizer=loaded.tokenizer)
-    modes = [_mode(values, models, pair, temperature or None) for _ in COLUMNS]
-    ids = _encoded(prompt, loaded.tokenizer)
+    columns = [_rule(values, loaded, pair) for _ in COLUMNS]
+    ids = torch.tensor([_encoded(prompt, loaded.tokenizer)], device=loaded.target.device)
     room = loaded.target.config.max_position_embeddings - int(tokens)
-    if len(ids) > room:
-        raise LossyValueError(f"the prompt has {len(ids)} tokens, but beside the answer there is room for {room}")
-    (batch,) = batches_of([ids], seed=int(seed))
-    return compare(models, loaded.tokenizer, modes, batch, int(tokens), prompt=prompt).fragment()
+    if ids.shape[1] > room:
+        raise LossyValueError(f"the prompt has {ids.shape[1]} tokens, but beside the answer there is room for {room}")
+    drawn = {"temperature": temperature, "top_k": 0, "top_p": 1.0} if temperature else {}
+    common = {
+        "attention_mask": torch.ones_like(ids), "assistant_model": loaded.draft, "max_new_tokens": int(tokens),
+        "do_sample": bool(temperature), "return_dict_in_generate": True, **drawn,
+    }  # fmt: skip
+    texts = []
+    for title, keywords in columns:
+        torch.manual_seed(int(seed))
+        with hf_lossy_assist.enabled(loaded.target):
+            output = loaded.target.generate(ids, **common, **keywords)
+        page = output.lossy_stats.show(loaded.tokenizer, prompt=prompt)
+        texts.append(replace(page.texts[0], title=title))
+    return replace(page, texts=texts).fragment()
 
 
-def _mode(values: Iterator[Any], models: Models, pair: str, temperature: float | None) -> DecodingMode:
+def _rule(values: Iterator[Any], loaded: pairs.Pair, pair: str) -> tuple[str, dict[str, Any]]:
+    """Take the values of a column, and return its title and the keywords of ``generate()``."""
     rule, gamma = next(values), next(values)
     settings: dict[str, Any] = {}
     for knob in KNOBS:
         own = knob.read(values)
         settings |= own if knob.rule == rule else {}
-    if rule == TARGET_ALONE:
-        return DecodingMode(temperature=temperature)
-    if head_type(REGISTRY[rule]) is not None and rule not in models.heads:
+    if rule == TARGET_ALONE:  # lossless, with no drafted tokens
+        return rule, {"lossy_mode": "lossless", "num_assistant_tokens": 0, "lossy_config": {"inspect": True}}
+    head = loaded.rule_heads.get(rule)
+    if head is None and head_type(REGISTRY[rule]) is not None:
         raise LossyValueError(f"the rule {rule!r} needs a trained head, and there is none for {pair!r}; choose another")
-    label = ", ".join([rule, *(f"{name} {value}" for name, value in settings.items())])
-    return DecodingMode(label, rule, settings, int(gamma), temperature)
+    title = ", ".join([rule, *(f"{name} {value}" for name, value in settings.items())])
+    keywords = {"lossy_mode": rule, "lossy_config": {**settings, "inspect": True}}
+    keywords |= {} if head is None else {"lossy_head": head}
+    return title, keywords | ({} if rule == "sprinter" else {"num_assistant_tokens": int(gamma)})
 
 
 def _encoded(prompt: str, tokenizer: Any) -> list[int]:

@@ -11,7 +11,6 @@ import pytest
 
 from hf_lossy_assist import LossyValueError, pairs
 from hf_lossy_assist.acceptors import REGISTRY, settings_of
-from hf_lossy_assist.evaluation.modes import TARGET_ALONE
 from hf_lossy_assist.generation.config import LossyConfig
 from tests.acceptors.fixtures import HEADS
 from tests.tiny_models import tiny
@@ -24,6 +23,7 @@ _SPEC = importlib.util.spec_from_file_location("space_app", APP)
 space = importlib.util.module_from_spec(_SPEC)
 sys.modules["space_app"] = space  # dataclasses look their module up
 _SPEC.loader.exec_module(space)
+TARGET_ALONE = space.TARGET_ALONE
 
 
 @pytest.fixture
