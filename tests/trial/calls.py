@@ -141,7 +141,8 @@ class Call:
         if rows == 1 and not reads and cache in ("", "dynamic", "static") and r.random() < 0.15:
             mask = torch.ones_like(prompts["input_ids"])
             prompts = {key: pad(value, (3, 0)) for key, value in {**prompts, "attention_mask": mask}.items()}
-        if r.random() < 0.15:
+        # With an encoder, plain generate() forgets the encoder's mask.
+        if r.random() < 0.15 and not unwrap(target).config.is_encoder_decoder:
             kwargs["prefill_chunk_size"] = r.choice([1, 3, 8, 64])
         around = r.choice([*SURROUNDINGS]) if r.random() < 0.3 else "nothing"
         return cls(
