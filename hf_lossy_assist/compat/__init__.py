@@ -9,6 +9,7 @@ from .models import *
 from .mtp import *
 from .multimodal import *
 from .positions import *
+from .probe import *
 from .processors import *
-from .recurrent_states import *
+from .snapshots import *
 from .tree_inputs import *

@@ -246,7 +246,7 @@ def obstacle_in_tokens(
     if held > given:
         return f"it holds {held} tokens, but `input_ids` only {given}; pass all tokens of the text"
     if model_kwargs.get("attention_mask") is not None:
-        return "it holds all of `input_ids`, whose mask would be read twice; `crop(-1)` it"
+        return "it holds all of `input_ids`, which would be read twice; leave out the last of them when filling it"
     return None
 
 

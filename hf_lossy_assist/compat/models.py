@@ -80,23 +80,6 @@ def has_own_attention(model: PreTrainedModel) -> bool:
     return not (model._supports_sdpa or model._supports_attention_backend or model._can_compile_fullgraph)
 
 
-def is_bidirectional(model: PreTrainedModel) -> bool:
-    """Tell whether a model was loaded as an encoder, like BERT without ``is_decoder``, whose tokens see later ones."""
-    decoder = model.get_decoder() or model
-    if model.config.is_encoder_decoder or not _may_be_encoder(type(decoder)):
-        return False
-    return False in [getattr(layer, "is_decoder", True) for layer in decoder.modules()]
-
-
-@functools.cache
-def _may_be_encoder(kind: type) -> bool:
-    """Tell whether the code of a model's class knows encoders; most decoders' does not."""
-    try:
-        return "is_decoder" in inspect.getsource(inspect.getmodule(kind))
-    except (OSError, TypeError):
-        return True
-
-
 def origin_of(model: nn.Module) -> tuple[str, str | None]:
     """Return the Hub id or folder that the model was loaded from, or "", and the commit if known."""
     return getattr(model.config, "_name_or_path", ""), getattr(model.config, "_commit_hash", None)

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import inspect
 import sys
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor, nn
-from transformers import GenerationMixin, PreTrainedModel
+from transformers import PreTrainedModel
 
-from .models import device_of, forward_accepts
+from .models import forward_accepts
 
 
 @dataclass(frozen=True)
@@ -66,20 +64,6 @@ def _switches(model: PreTrainedModel) -> list[FrequencySwitch]:
             at = own.get("original_max_position_embeddings") or config.original_max_position_embeddings
             found.append(FrequencySwitch(at, False))
     return found
-
-
-def counts_by_column(model: PreTrainedModel) -> bool:
-    """Tell whether a model's positions are the columns of its cache, so that rows that move would get others.
-
-    Such a model takes no positions, or drops those that it is given, as the language model inside Kosmos-2 does. ALiBi
-    needs none: it adds distances to the attention weights of each forward.
-    """
-    decoder = model.get_decoder() or model
-    if forward_accepts(model, "position_ids"):
-        asked = decoder if isinstance(decoder, GenerationMixin) else model
-        one = torch.ones(1, 1, dtype=torch.long, device=device_of(asked))
-        return "position_ids" not in asked.prepare_inputs_for_generation(one, attention_mask=one, position_ids=one)
-    return "alibi" not in inspect.unwrap(type(decoder).forward).__code__.co_varnames
 
 
 def keeps_positions(model: PreTrainedModel) -> bool:

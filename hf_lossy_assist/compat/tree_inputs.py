@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,8 +12,7 @@ from transformers import PreTrainedModel
 from transformers.cache_utils import Cache
 
 from .caches import cache_of
-from .inputs import TEXT_INPUTS, WHOLE_OUTPUTS
-from .models import FULL, MASKED_ATTENTION, SLIDING, attention_of, forward_accepts, has_recurrent_state, layer_kinds
+from .models import SLIDING, layer_kinds
 
 
 class TreeInputs:
@@ -99,39 +97,3 @@ class TreeInputs:
         newest = positions[:, width - 1 : width] + depths
         unread_text = positions[:, width - unread : width].expand(len(depths), -1)
         return torch.cat([unread_text, newest], dim=1)
-
-
-def takes_whole_masks(model: PreTrainedModel) -> bool:
-    """Tell whether transformers would read a mask in a forward over one token, but takes whole ones, too."""
-    return attention_of(model) == "sdpa" and obstacle_to_trees(model, {}) is None
-
-
-def _takes_masks(part: type[PreTrainedModel]) -> bool:
-    """Tell whether a part of a model that makes masks for several kinds of layers takes them ready-made, too."""
-    source = inspect.getsource(part.forward)
-    return "dict)" in source or "mask(" not in source
-
-
-def obstacle_to_trees(model: PreTrainedModel, inputs: Mapping[str, Any]) -> str | None:
-    """Say why a model with these ``inputs`` besides tokens can't run over trees; None if it can."""
-    name, config = type(model).__name__, model.config.get_text_config(decoder=True)
-    if model.config.is_encoder_decoder:
-        return f"{name} has an encoder"
-    if has_recurrent_state(model):
-        return f"{name} keeps a recurrent state, which goes along one path only"
-    if (attention := attention_of(model)) not in MASKED_ATTENTION:
-        return f"{attention!r} attention takes no mask of ancestors; load {name} with 'sdpa'"
-    if not forward_accepts(model, "position_ids") or getattr(config, "alibi", False):
-        return f"{name} takes no positions, which in a tree are depths"
-    if any(hasattr(part, "_prepare_decoder_attention_mask") for part in model.modules()):
-        return f"{name} makes masks in a way of its own"
-    kinds = set(layer_kinds(model))
-    if (other := sorted(kinds - {FULL, SLIDING})) or getattr(config, "attention_layers", None) is not None:
-        return f"{name} has layers whose attention is {', '.join(other) or 'local'}"
-    if len(kinds) > 1 and not all(map(_takes_masks, {type(model.base_model), type(model.get_decoder())})):
-        return f"the decoder of {name} does not take one mask for each kind of its layers"
-    others = [key for key, value in inputs.items() if value is not None and value is not False]
-    if unknown := sorted(set(others) - TEXT_INPUTS.union(WHOLE_OUTPUTS)):
-        return f"{name} reads {', '.join(map(repr, unknown))} besides tokens"
-    positions = inputs.get("position_ids")
-    return None if positions is None or positions.dim() == 2 else f"the positions of {name} are not one per token"

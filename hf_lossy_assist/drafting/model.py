@@ -16,8 +16,8 @@ from ..compat import (
     DraftForwardInputs,
     ForwardInputs,
     PreparedInputs,
+    ask,
     cache_name,
-    continuation_of,
     device_of,
     forward_accepts,
     has_recurrent_state,
@@ -150,7 +150,7 @@ class ModelDrafter(Drafter, CandidateGenerator):
         if has_recurrent_state(self.model):
             return RecurrentRunner(
                 ForwardInputs(self.model), carried, length, padding=padding_before(self._mask),
-                several=continuation_of(self.model).several,
+                several=ask(self.model).several,
             )  # fmt: skip
         # Only what fills shorter drafts up counts further.
         positions = carried.get("position_ids", torch.tensor([[length - 1]]))

@@ -92,6 +92,16 @@ def check_prepared(config: LossyConfig, choice: DrafterChoice, call: Prepared) -
     refusal = compat.obstacle_to_rollback(model, several=True) or compat.obstacle_in_cache(model, cache)
     if refusal is not None:
         raise LossyUnsupportedError(f"`lossy_mode` {mode!r} has to roll the cache back, but {refusal}{_asked(call)}")
+    if (refusal := compat.obstacle_to_padding(model, call.batch > 1)) is not None:
+        mask, whole = call.inputs.get("attention_mask"), compat.tokens_in(call.inputs) == call.ids.shape[1]
+        if mask is not None and not bool(mask.all()):
+            raise LossyUnsupportedError(
+                f"`attention_mask` has padding, but {refusal}; pass one prompt at a time, without padding"
+            )
+        if whole:
+            raise LossyUnsupportedError(
+                f"`{compat.CACHE}` holds all of `input_ids`, but {refusal}; leave out the last of them when filling it"
+            )
 
 
 def _asked(call: Prepared) -> str:

@@ -301,7 +301,7 @@ class DrafterChoice:
         return (
             self.target.config.is_encoder_decoder
             or self.special
-            or any(compat.counts_by_column(model) or not movable(compat.new_cache(model)) for model in models)
+            or any(not compat.shares_forwards(model) or not movable(compat.new_cache(model)) for model in models)
         )
 
 

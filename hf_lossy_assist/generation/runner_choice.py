@@ -113,7 +113,8 @@ class _RunnerChoice:
         if compat.has_recurrent_state(model):
             keeps_cache = belongs_to_user(self._cache) or bool(call.config.return_dict_in_generate)
             # Padding of a prompt alone may be part of the text, so only rows of a batch skip it.
-            padding = padding_before(call.inputs.get("attention_mask")) if call.of_batch else 0
+            skips = call.of_batch and compat.ask(model).free
+            padding = padding_before(call.inputs.get("attention_mask")) if skips else 0
             return RecurrentRunner(inputs, call.inputs, length, self._seen, padding=padding, keeps_cache=keeps_cache)
         return DynamicCacheRunner(inputs, call.inputs, length, self._seen, self._last_position, self._before)
 

@@ -10,7 +10,7 @@ from hf_lossy_assist import LossyUnsupportedError
 from hf_lossy_assist.compat import (
     CACHE,
     CacheSnapshot,
-    continuation_of,
+    ask,
     has_recurrent_state,
     new_cache,
     obstacle_to_rollback,
@@ -167,8 +167,8 @@ def test_a_cache_is_brought_back_any_number_of_times(hybrid):
             assert logits().equal(first)
 
 
-def test_a_model_is_asked_once(monkeypatch, hybrid):
+def test_a_class_with_a_configuration_is_asked_once(monkeypatch, hybrid):
     assert has_recurrent_state(hybrid)
-    answer = continuation_of(hybrid)
+    answer, twin = ask(hybrid), family(HYBRID)
     monkeypatch.setattr(type(hybrid), "forward", None)
-    assert continuation_of(hybrid) is answer
+    assert ask(hybrid) is ask(twin) is answer

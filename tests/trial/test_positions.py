@@ -12,7 +12,7 @@ import torch
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, AutoModelForSeq2SeqLM, PreTrainedModel, StaticCache
 
 from hf_lossy_assist import LossyError
-from hf_lossy_assist.compat import CACHE, counts_by_column, forward_accepts, obstacle_to_rollback
+from hf_lossy_assist.compat import CACHE, forward_accepts, obstacle_to_rollback, probe, shares_forwards
 from tests.parity import assert_same_rows
 from tests.tiny_models import VOCAB, padded, prompt
 from tests.trial.calls import filled
@@ -72,14 +72,14 @@ def assert_refused(target: PreTrainedModel, inputs: Mapping[str, Any], drafting:
 @pytest.mark.parametrize("name", COUNTING)
 def test_rows_of_decoders_that_count_by_column(name: str, drafter: str, rows: str):
     target, draft = exact(name)
-    assert counts_by_column(target)
+    assert not shares_forwards(target)
     assert_right(target, ROWS[rows](), CHAINS[drafter](draft))
 
 
 @pytest.mark.parametrize("name", ["bloom", "mpt", "llama", "gpt2", "bert"])
 def test_rows_of_other_decoders_are_decoded_together(name: str):
     target, draft = exact(name)
-    assert not counts_by_column(target)
+    assert shares_forwards(target)
     assert_right(target, padded(), CHAINS["model"](draft))
 
 
@@ -225,15 +225,19 @@ def test_a_model_without_a_cache_is_a_target_and_no_draft():
         assert_refused(family("llama")[0], padded(), DRAFTERS[drafter](target), "`assistant_model`", "keeps no cache")
 
 
-@pytest.mark.parametrize("name", ["gpt_neo", "mpt", "trocr", "mvp"])
-def test_models_with_attention_of_their_own_are_asked_once_and_stay_as_they_were(name: str):
+@pytest.mark.parametrize("name", ["llama", "gpt2", "gpt_neo", "mpt", "trocr", "mvp"])
+def test_models_are_asked_once_and_stay_as_they_were(monkeypatch: pytest.MonkeyPatch, name: str):
+    monkeypatch.setattr(probe, "_of_kinds", {})
     model = copy.deepcopy(family(name)[0])
     before, state = copy.deepcopy(model.state_dict()), torch.get_rng_state()
     forwards: list[int] = []
-    model.register_forward_pre_hook(lambda *_: forwards.append(1))
+    model.get_input_embeddings().register_forward_pre_hook(lambda *_: forwards.append(1))
+    model.register_forward_pre_hook(lambda *_: pytest.fail("a user's hook on the model was called"))
     assert obstacle_to_rollback(model, several=True) is None
     asked = len(forwards)
-    assert obstacle_to_rollback(model, several=False) is None
+    assert (
+        obstacle_to_rollback(model, several=False) is obstacle_to_rollback(copy.deepcopy(model), several=True) is None
+    )
     assert 0 < asked == len(forwards)
     assert torch.equal(torch.get_rng_state(), state)
     assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())

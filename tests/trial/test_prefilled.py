@@ -79,7 +79,7 @@ def test_padding_would_be_read_twice():
     mask = torch.ones(1, 7).long()
     mask[:, :2] = 0
     inputs = {"input_ids": prompt(), "attention_mask": mask, CACHE: filled(target, prompt(), mask)}
-    assert_refused(target, inputs, CHAINS["model"](draft), f"`{CACHE}`", "`crop(-1)`")
+    assert_refused(target, inputs, CHAINS["model"](draft), f"`{CACHE}`", "leave out the last")
     cropped = copy.deepcopy(inputs)
     cropped[CACHE].crop(-1)
     assert_right(target, cropped, CHAINS["model"](draft), eos_token_id=None)

@@ -1,0 +1,122 @@
+"""What an architecture is asked: calls of ``generate()``, each beside plain ``generate()``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from transformers import DynamicCache, PreTrainedModel
+
+from hf_lossy_assist import LossyError, enable
+from hf_lossy_assist.compat import CACHE
+from tests.tiny_models import noisy_copy, padded, prompt
+from tests.trial.drawing import attempt
+
+from .models import made
+
+BAD = ("wrong", "crashed", "refused late")
+TIE = {torch.float64: 1e-5, torch.float32: 1e-3}
+"""Some layers compute in single precision whatever the weights are."""
+
+NEW = {"max_new_tokens": 24, "do_sample": False, "eos_token_id": None, "pad_token_id": 0, "suppress_tokens": [0],
+       "return_dict_in_generate": True}  # fmt: skip
+
+
+def _one(model: PreTrainedModel) -> dict[str, Any]:
+    return {"input_ids": prompt(17)}
+
+
+def _batch(model: PreTrainedModel) -> dict[str, Any]:
+    return padded((3, 19))
+
+
+def _prefilled(model: PreTrainedModel) -> dict[str, Any]:
+    """Return a prompt and a cache that plain decoding has filled with all of it."""
+    ids, cache = prompt(17), DynamicCache(config=model.config.get_text_config(decoder=True))
+    model.generate(ids, **NEW | {"max_new_tokens": 1, CACHE: cache})
+    return {"input_ids": ids, CACHE: cache}
+
+
+Inputs = Callable[[PreTrainedModel], dict[str, Any]]
+_DRAFT = {"assistant_model": True}
+CASES: Mapping[str, tuple[Inputs, Mapping[str, Any]]] = {
+    "draft": (_one, _DRAFT),
+    "draft of 3": (_one, _DRAFT | {"num_assistant_tokens": 3}),
+    "look-up": (_one, {"prompt_lookup_num_tokens": 3}),
+    "batch": (_batch, _DRAFT | {"num_assistant_tokens": 3}),
+    "batch, look-up": (_batch, {"prompt_lookup_num_tokens": 3}),
+    "tree": (_one, _DRAFT | {"lossy_config": {"tree": {"depth": 3, "top_k": 2, "nodes": 6}}}),
+    "tree, batch": (_batch, _DRAFT | {"lossy_config": {"tree": {"depth": 3, "top_k": 2, "nodes": 6}}}),
+    "prefilled": (_prefilled, _DRAFT),
+    "prefilled, look-up": (_prefilled, {"prompt_lookup_num_tokens": 3}),
+}
+"""From a case's name to its inputs and its drafter."""
+
+
+def rows_of(name: str, seed: int) -> list[dict[str, Any]]:
+    """Return what came of each case."""
+    head = {"architecture": name, "seed": seed, "transformers": _version()}
+    try:
+        target = made(name, seed)
+        if attempt(lambda: target.generate(prompt(), **NEW)).error is not None:
+            target = target.float()  # some have no kernels for double precision
+        draft = noisy_copy(target)
+        enable(target)
+    except Exception as error:
+        return [head | {"case": "all", "outcome": "not made", "reason": _said(error)}]
+    return [head | dict(zip(("case", "outcome", "reason"), found, strict=True)) for found in _asked(target, draft)]
+
+
+def _asked(target: PreTrainedModel, draft: PreTrainedModel) -> Iterator[tuple[str, str, str]]:
+    for case, (inputs, drafting) in CASES.items():
+        yield case, *_outcome(target, draft, inputs, drafting)
+
+
+def _outcome(
+    target: PreTrainedModel, draft: PreTrainedModel, inputs: Inputs, drafting: Mapping[str, Any]
+) -> tuple[str, str]:
+    if inputs is _prefilled and target.config.is_encoder_decoder:
+        return "right", ""  # a prompt of one token is never whole in a cache
+    mode = (
+        dict(drafting)
+        | {"lossy_mode": "lossless"}
+        | ({"assistant_model": draft} if len(drafting) and "assistant_model" in drafting else {})
+    )
+    plain = attempt(lambda: target.generate(**inputs(target), **NEW, output_logits=True), target)
+    if plain.error is not None:
+        return "plain fails", _said(plain.error)
+    ours = attempt(lambda: target.generate(**inputs(target), **NEW, **mode), target)
+    if isinstance(ours.error, LossyError):
+        # A model is asked once, by forwards that are no call's.
+        given = inputs(target)
+        again = attempt(lambda: target.generate(**given, **NEW, **mode), target, draft)
+        return ("refused late" if again.forwards else "refused"), _said(ours.error)
+    if ours.error is not None:
+        return "crashed", _said(ours.error)
+    difference = _difference(ours.value.sequences, plain.value, TIE[target.dtype])
+    return ("right", "") if difference is None else ("wrong", difference)
+
+
+def _difference(ours: torch.Tensor, plain: Any, tie: float) -> str | None:
+    start = plain.sequences.shape[1] - len(plain.logits)
+    for row, text in enumerate(plain.sequences):
+        if plain.logits[0][row].isnan().any():  # some kernels make no numbers of padding in double precision
+            continue
+        for i, logits in enumerate(plain.logits):
+            if start + i >= ours.shape[1] or ours[row, start + i] != text[start + i]:
+                best = logits[row].topk(2).values
+                if (margin := float(best[0] - best[1])) < tie:
+                    break
+                return f"row {row}, token {i}, margin {margin:.2g}"
+    return None
+
+
+def _said(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+
+
+def _version() -> str:
+    from transformers import __version__
+
+    return __version__
