@@ -9,7 +9,7 @@ import torch
 from transformers import BertConfig, BertModel
 
 from hf_lossy_assist import LossyUnsupportedError, LossyValueError
-from hf_lossy_assist.compat import obstacle_to_rollback, unwrap
+from hf_lossy_assist.compat import CACHE, obstacle_to_rollback, unwrap
 from tests.acceptors.fixtures import HEADS
 from tests.eagle3_heads import random_head
 from tests.multimodal_models import IMAGE, MODELS, ROW_BY_ROW, asked, mllama
@@ -203,6 +203,26 @@ def test_cross_attention_without_a_mask(attention: str):
         return
     with counted(target) as forwards, pytest.raises(LossyUnsupportedError, match="pass `cross_attention_mask`, or use"):
         target.generate(**inputs, **drafting, lossy_mode="lossless")
+    assert not forwards
+
+
+@pytest.mark.parametrize("name", ["paligemma", "paligemma2"])
+def test_a_prompt_whose_tokens_see_later_ones_without_being_told(name: str):
+    """Without token types a prompt is read in both directions, so no draft may stand behind it."""
+    target, _ = asked(name)
+    inputs = {"input_ids": prompt() % IMAGE, "attention_mask": torch.ones(1, 7).long()}
+    plain, ours = both(target, inputs, assistant_model=noisy_copy(target, 0.01), num_assistant_tokens=3)
+    assert_same_rows(ours.sequences, plain, 1e-6)
+
+
+def test_an_image_of_an_earlier_turn():
+    """A second turn has no inputs of images, but the cache that the first one returned still shows it."""
+    target, inputs = asked("mllama")
+    first = target.generate(**inputs, **GREEDY, pad_token_id=0)
+    ids = torch.cat([first.sequences, prompt(2) % IMAGE], dim=1)
+    turn = {"input_ids": ids, "attention_mask": torch.ones_like(ids), CACHE: first[CACHE]}
+    with counted(target) as forwards, pytest.raises(LossyUnsupportedError, match="pass `cross_attention_mask`, or use"):
+        target.generate(**turn, prompt_lookup_num_tokens=3, lossy_mode="lossless")
     assert not forwards
 
 

@@ -14,7 +14,7 @@ from transformers import GenerationConfig, GenerationMixin, PretrainedConfig, Pr
 from transformers.generation import utils as _utils
 
 from ..errors import LossyError, LossyUnsupportedError
-from .caches import CACHE_NAMES
+from .caches import CACHE_NAMES, cache_of, text_cache
 from .inputs import TEXT_INPUTS, WHOLE_OUTPUTS
 from .models import attention_of, device_of, generation_accepts, unwrap
 
@@ -156,7 +156,7 @@ def obstacle_to_rows(model: PreTrainedModel, inputs: Mapping[str, Any], ids: Ten
 def obstacle_in_cross_attention(model: PreTrainedModel, inputs: Mapping[str, Any]) -> str | None:
     """Say why a forward over several tokens would hide parts of an image that one over a single token shows."""
     masked = inputs.get("cross_attention_mask") is not None or attention_of(model) == "eager"
-    if masked or not _looking_layers(model) or not _seen(inputs):
+    if masked or not _looking_layers(model) or not _seen(model, inputs):
         return None
     return f"{attention_of(model)!r} attention masks the image as if it were text in forwards over several tokens"
 
@@ -168,14 +168,18 @@ def obstacle_to_states(model: PreTrainedModel, inputs: Mapping[str, Any]) -> str
         return f"{name} runs its last layers, which share the keys of others, over the last tokens of a prompt alone"
     if any((getattr(config, several, None) or 1) > 1 for several in ("altup_num_inputs", "hc_mult")):
         return f"{name} has several states of a token between its layers"
-    if _looking_layers(model) and not _seen(inputs):
+    if _looking_layers(model) and not _seen(model, inputs):
         return f"{name} leaves out the layers that look at images where there is none"
     return None
 
 
-def _looking_layers(model: PreTrainedModel) -> list[int] | None:
-    return getattr(model.config.get_text_config(decoder=True), "cross_attention_layers", None)
+def _looking_layers(model: PreTrainedModel) -> list[int]:
+    return getattr(model.config.get_text_config(decoder=True), "cross_attention_layers", None) or []
 
 
-def _seen(inputs: Mapping[str, Any]) -> bool:
-    return any(inputs.get(name) is not None for name in _FEATURES)
+def _seen(model: PreTrainedModel, inputs: Mapping[str, Any]) -> bool:
+    """Tell whether a model sees an image: in its inputs, or in what an earlier turn has left in the cache."""
+    cache = cache_of(inputs)
+    layers = [] if cache is None else text_cache(cache).layers
+    filled = any(layers[i].get_seq_length() for i in _looking_layers(model) if i < len(layers))
+    return filled or any(inputs.get(name) is not None for name in _FEATURES)

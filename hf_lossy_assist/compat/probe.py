@@ -53,6 +53,8 @@ class Answers:
     ----------
     one, several
         Whether it goes on correctly from a cache that holds its text: with one token a forward, and with several.
+    at_first
+        Whether it reads a prompt and a draft in one forward: some let a prompt's tokens see later ones.
     padded
         Whether it does so with several behind padding, too.
     free
@@ -65,6 +67,7 @@ class Answers:
 
     one: bool
     several: bool
+    at_first: bool
     padded: bool
     free: bool
     moves: bool
@@ -108,11 +111,11 @@ def _asked(model: PreTrainedModel) -> Answers:
             plain = _Reading(model)
         except Exception:  # a model that goes on in no way may fail in any way
             own = has_recurrent_state(model) or has_own_attention(model)
-            return Answers(not own, not own, True, True, forward_accepts(model, "position_ids"), False)
+            return Answers(not own, not own, True, True, True, forward_accepts(model, "position_ids"), False)
         one, several, cropped = plain.goes_on, plain.reads_several, not has_recurrent_state(model)
-        padded, free = _behind_padding(model, plain) if one or several else (False, False)
+        at_first, padded, free = _behind_padding(model, plain) if one or several else (False, False, False)
         trees = several and cropped and plain.reads_trees  # before the row moves
-        return Answers(one, several, padded, free, several and cropped and plain.moves, trees)
+        return Answers(one, several, at_first, padded, free, several and cropped and plain.moves, trees)
 
 
 class _Reading:
@@ -177,8 +180,11 @@ class _Reading:
             ignored = any(torch.equal(self.together(without=kind), read) for kind in kinds)
         except Exception:  # models without support fail in any way
             return False
-        at_first = self.whole is None or _same(self.whole, self.reference)  # a prompt and a draft
-        return not ignored and at_first and _same(read, self.reference)
+        return not ignored and _same(read, self.reference)
+
+    @property
+    def reads_at_first(self) -> bool:
+        return self.whole is None or _same(self.whole, self.reference)
 
     @property
     def reads_trees(self) -> bool:
@@ -207,15 +213,16 @@ class _Reading:
             return False
 
 
-def _behind_padding(model: PreTrainedModel, plain: _Reading) -> tuple[bool, bool]:
-    """Tell whether a padded row is read as plain decoding does, and whether that reads it as one without padding."""
+def _behind_padding(model: PreTrainedModel, plain: _Reading) -> tuple[bool, bool, bool]:
+    """Tell whether prompts are read with drafts, padded rows as plain decoding does, and that as without padding."""
     if model.config.is_encoder_decoder:
-        return True, False  # whose prompts have no padding of their own
+        return plain.reads_at_first, True, False  # whose prompts have no padding of their own
     try:
         row = _Reading(model, _PADDING)
-        return row.reads_several, _same(row.reference, plain.reference)
+        at_first = plain.reads_at_first and row.reads_at_first
+        return at_first, row.reads_several, _same(row.reference, plain.reference)
     except Exception:
-        return False, False
+        return plain.reads_at_first, False, False
 
 
 def _filled(layer: Any, kind: str) -> bool:
@@ -298,7 +305,7 @@ def obstacle_to_trees(model: PreTrainedModel, inputs: Mapping[str, Any]) -> str 
     kinds = set(layer_kinds(model))  # a short text does not tell the difference
     if (other := sorted(kinds - {FULL, SLIDING})) or getattr(config, "attention_layers", None) is not None:
         return f"{name} has layers whose attention is {', '.join(other) or 'local'}"
-    if not (forward_accepts(model, "position_ids") and ask(model).trees):
+    if not (forward_accepts(model, "position_ids") and ask(model).trees and ask(model).at_first):
         return f"{name} takes no masks of ancestors with depths as positions"
     others = [key for key, value in inputs.items() if value is not None and value is not False]
     if unknown := sorted(set(others) - TEXT_INPUTS.union(WHOLE_OUTPUTS)):

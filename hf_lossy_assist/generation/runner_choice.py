@@ -254,7 +254,7 @@ class _RunnerChoice:
         if self._before:
             return "`input_ids` lacks the tokens that it holds, or new ones after them (the whole text works)"
         if belongs_to_user(cache) and not rewinds(cache):
-            return "its sliding windows can't be rolled back by position"
+            return f"it has layers that can't be rolled back by position ({_kinds_of(cache)})"
         room = call.config.max_length + self._of_target.room
         if belongs_to_user(cache) and self.config.tree is not None and StaticCacheSlot(cache).capacity < room:
             return f"trees need {room} slots, and it has fewer"
@@ -319,13 +319,18 @@ def _obstacle_to_static(model: PreTrainedModel) -> str | None:
         return f"{attention!r} attention looks at empty slots of a static cache; load {name} with 'sdpa'"
     if not compat.supports_static_cache(model):
         return f"{name} does not support static caches"
+    if not compat.ask(model).at_first:
+        return f"{name} has to read a prompt without a draft behind it"
     for parameter in ("position_ids", "logits_to_keep"):
         if not compat.forward_accepts(model, parameter):
             return f"the forward of {name} takes no `{parameter}`"
     if not rewinds(cache := new_static_cache(model, 8)):
-        kinds = sorted({type(layer).__name__ for layer in cache.layers})
-        return f"{name} has layers that can't be rolled back by position ({', '.join(kinds)})"
+        return f"{name} has layers that can't be rolled back by position ({_kinds_of(cache)})"
     return None
+
+
+def _kinds_of(cache: Any) -> str:
+    return ", ".join(sorted({type(layer).__name__ for layer in cache.layers}))
 
 
 def _obstacle_to_filling(model: PreTrainedModel) -> str | None:

@@ -17,6 +17,7 @@ from ..compat import (
     CACHE,
     ForwardInputs,
     TreeInputs,
+    ask,
     cache_name,
     cache_of,
     device_of,
@@ -214,7 +215,7 @@ class DynamicCacheRunner(ModelRunner):
         return TreeInputs(self.model)
 
     def forgettable(self, length: int) -> int:
-        if self._outputs is None and self.inputs.prompt_sees_on(self.carried):
+        if self._outputs is None and (not ask(self.model).at_first or self.inputs.prompt_sees_on(self.carried)):
             return 0
         return sys.maxsize
 

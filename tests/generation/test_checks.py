@@ -74,7 +74,7 @@ CASES = {
     "another tokenizer": ({"assistant_tokenizer": object()}, ["`assistant_tokenizer`", "`tokenizer`"]),
     "static cache with windows": (
         {CACHE: StaticCache(config=MistralConfig(sliding_window=8), max_cache_len=64)},
-        [f"`{CACHE}`", "sliding windows", "DynamicCache"],
+        [f"`{CACHE}`", "StaticSlidingWindowLayer", "DynamicCache"],
     ),
     "static cache and a rule that can't": (
         {CACHE: StaticCache(config=TARGET.config, max_cache_len=64), "output_attentions": True},
@@ -143,9 +143,9 @@ def test_models_that_can_t_run_over_trees_are_refused():
     target, draft = tiny("llama"), noisy_copy(TARGET)
     for model in (target, draft, bloom):
         model.register_forward_pre_hook(lambda *_: pytest.fail("a forward pass"))
-    with pytest.raises(LossyError, match=r"`tree`.*BloomForCausalLM takes no positions"):
+    with pytest.raises(LossyError, match=r"`tree`.*BloomForCausalLM takes no masks of ancestors"):
         bloom.generate(assistant_model=draft, **kwargs)
-    with pytest.raises(LossyError, match=r"`tree`.*BloomForCausalLM takes no positions"):
+    with pytest.raises(LossyError, match=r"`tree`.*BloomForCausalLM takes no masks of ancestors"):
         target.generate(assistant_model=bloom, **kwargs)
     draft.config._attn_implementation = "flash_attention_2"
     with pytest.raises(LossyError, match=r"`tree`.*'flash_attention_2' attention takes no mask of ancestors"):
