@@ -28,6 +28,6 @@ def test_no_test_module_imports_from_another():
 
 def test_a_room_of_tests_is_a_room_of_the_package():
     """Apart from those that try the whole package in some way; those of the studies lie beside them."""
-    of_their_own = {"golden", "trial", "hub", "vllm"}
+    of_their_own = {"golden", "sweep", "trial", "hub", "vllm"}
     remaining = {str(path.parent.relative_to(TESTS)) for path in sources(TESTS)} - {"."}
     assert not [room for room in sorted(remaining - of_their_own) if not (PACKAGE / room).is_dir()]

@@ -14,7 +14,7 @@ from hf_lossy_assist.compat import CACHE
 from tests import dflash_heads, eagle3_heads, mtp_checkpoints
 from tests.tiny_models import prompt
 from tests.trial.calls import filled
-from tests.trial.test_positions import CHAINS, DRAFTERS, assert_refused, assert_right, exact
+from tests.trial.exact import CHAINS, DRAFTERS, assert_refused, assert_right, exact
 
 HEADS: Mapping[str, Callable[[], Any]] = {
     "eagle3": lambda: eagle3_heads.random_head(target_layers=(0, 1, 2)),
