@@ -38,7 +38,7 @@ help:
 	@echo 'make test-structured   test the processors of outlines, xgrammar, llguidance and transformers-cfg'
 	@echo 'make docs          build the documentation into build/site, and run its examples'
 	@echo 'make site          only build it'
-	@echo 'make tables        write what the page of rules says about each rule, from the rules themselves'
+	@echo 'make tables        write what pages say of rules and of results, from the rules themselves and from the kept rows'
 	@echo 'make lint          check style, formatting, workflows, and that imports run down the floors'
 	@echo 'make format        format the code'
 	@echo 'make venv          make $(VENV) and install the package into it'
@@ -125,6 +125,7 @@ $(VENV)/.docs: $(BASE)
 
 tables: $(STAMP)
 	$(BIN)/python -m docs.generator.tables
+	$(BIN)/python -m benchmarks.pages --write
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
