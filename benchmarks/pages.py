@@ -21,6 +21,7 @@ import pyarrow.parquet as pq
 import typer
 from scipy.stats import binomtest, t
 
+from hf_lossy_assist import LossyValueError
 from hf_lossy_assist.theory import expected_tokens_per_round
 
 from . import command
@@ -124,6 +125,10 @@ class Answers:
     def of(cls, configuration: str, run: str | None = None) -> Answers:
         """Read a configuration, or one run of it."""
         plan = {x["mode"]: x for x in rows("modes") if (x["configuration"], x["run"]) == (configuration, run)}
+        if not plan:
+            known = {x["configuration"] + (f"/{x['run']}" if x["run"] else "") for x in rows("modes")}
+            given = configuration if run is None else f"{configuration}/{run}"
+            raise LossyValueError(f"`configurations` has to be some of {sorted(known)}, but one is {given!r}")
         reference = next(mode for mode, x in plan.items() if x["reference"])
         modes: dict[str, dict[int, Row]] = {}
         for row in rows(configuration):
@@ -217,6 +222,10 @@ def seconds(mode: Row, answer: Row) -> float:
 def quality(configuration: str, run: str | None = None) -> str:
     """Return the tables of a run, one for each set of problems; rules are in the order of the tokens they keep."""
     answers = Answers.of(configuration, run)
+    if answers.plan[answers.reference]["measure"] is None:
+        raise LossyValueError(
+            f"`configurations` has to have scored answers, but those of {configuration!r} are timed only"
+        )
     groups: dict[frozenset[int], list[str]] = {}
     for mode, own in answers.modes.items():
         if mode != answers.reference:

@@ -12,6 +12,7 @@ from sklearn.metrics import roc_auc_score
 
 from benchmarks import pages
 from benchmarks.pages import ROOT, TABLES, Answers, Curves
+from hf_lossy_assist import LossyValueError
 
 
 def test_an_interval_of_a_mean_is_that_of_student():
@@ -82,6 +83,14 @@ def test_curves_by_hand(monkeypatch):
     (line,) = (x for x in curves.table().splitlines() if x.startswith("| `dropmatch`"))
     assert line.count(f"{100 * important.mean():.1f}: ") == 3, "kept as a whole, it is a blind choice"
     assert line.count("0.0 (") == 3
+
+
+@pytest.mark.parametrize(
+    ("name", "run", "message"), [("gsm8", None, "'gsm8k'.*one is 'gsm8'"), ("whole", "rules", "are timed only")]
+)
+def test_what_is_no_table_is_refused(name, run, message):
+    with pytest.raises(LossyValueError, match=f"`configurations`.*{message}"):
+        pages.quality(name, run)
 
 
 def test_the_pages_have_the_tables_that_the_rows_make():
