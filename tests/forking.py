@@ -9,6 +9,7 @@ import runpy
 import socket
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
@@ -66,3 +67,9 @@ def ended(process: BaseProcess) -> int | None:
         process.kill()
         raise TimeoutError(f"the process did not end within {LIMIT:.0f} s")
     return process.exitcode
+
+
+def elsewhere(call: Callable[[], Any]) -> Any:
+    """Call in another thread, for which locks are held as for another process."""
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(call).result()

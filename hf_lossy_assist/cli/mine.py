@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.box import SIMPLE_HEAD
@@ -21,7 +21,8 @@ from .console import Console, progress
 from .setup import CHOOSING, LOADING, Setup
 
 if TYPE_CHECKING:
-    from ..training.label_folder import PromptResult
+    from ..training.label_folder import PromptLabels
+    from ..training.labelling import PromptResult
 
 SETTINGS = LOADING | {
     "split": "the task's split; its first by default",
@@ -36,9 +37,6 @@ Labels, KIND[:KEY=VALUE…]:
     only_solved: true leaves out prompts that the target answers wrongly
     writer_dtype: int8 or int4: a rounded copy of the target writes
     workers: threads for tasks that run programs or ask a server
-  self: which mismatches change the target's likelihood of what follows
-    horizon: so many tokens after a mismatch are compared; 64 by default
-    most_lost: nats per token that they may lose if it does not matter; 0.5
   ratio: both models' probabilities of drafted tokens
     rows: tokens per prompt for each of the four kinds of prefix; 8 by default"""
 COMMAND_OPTIONS = {"epilog": LABELS}
@@ -58,7 +56,7 @@ def mine(
     data: options.TaskData = None,
     limit: options.Limit = 1000,
     labels: Annotated[
-        str, options.of_decoding(metavar="KIND[:KEY=VALUE…]", help="judge, self or ratio; see below.")
+        str, options.of_decoding(metavar="KIND[:KEY=VALUE…]", help="judge or ratio; see below.")
     ] = "judge",
     batch_size: options.BatchSize = 32,
     max_new_tokens: options.MaxNewTokens = 160,
@@ -72,7 +70,7 @@ def mine(
     prompts are split over the processes.
     """
     from ..evaluation.meters import provenance
-    from ..store.shards import prompt_rows
+    from ..training.label_folder import load_mined
     from ..training.labelling import Labelling
     from ..training.labelling import mine as run
     from ..training.labels import read_labels
@@ -103,14 +101,14 @@ def mine(
         with progress(shown) as bar:
             run(labelling, out, provenance=provenance(loaded.draft.device, **counts), on_result=_watch(bar, shown))
     except KeyboardInterrupt:
-        done = len(prompt_rows(out))
+        done = len(load_mined(out).prompts)
         screen.print(f"stopped; {done} prompts are in {out}, and the same command goes on from there")
         raise typer.Exit(130) from None
-    rows = prompt_rows(out)
+    rows = load_mined(out).prompts
     if len(rows) < len(labelling.examples):
         screen.print(f"process {process.number} is done; others are still at work on {out}")
     else:
-        screen.print(summary_table(kind.kind, rows))
+        screen.print(summary_table(kind.name, rows))
 
 
 def _api(target: str) -> ApiModel:
@@ -141,12 +139,11 @@ def _watch(bar: Progress, screen: Console) -> Callable[[int, int, PromptResult |
     return show
 
 
-def summary_table(kind: str, rows: Iterable[Mapping[str, Any]]) -> Table:
-    """Lay out the content of a folder, given its prompts' rows."""
-    rows = list(rows)
-    statuses, totals = Counter(row["status"] for row in rows), Counter[str]()
+def summary_table(kind: str, rows: Sequence[PromptLabels]) -> Table:
+    """Lay out the content of a folder, given its prompts."""
+    statuses, totals = Counter(row.status for row in rows), Counter[str]()
     for row in rows:
-        totals.update({name: value for name, value in row.items() if isinstance(value, int)})
+        totals.update({name: value for name, value in row.columns.items() if isinstance(value, int)})
     shown = {"prompts": len(rows)} | {status: statuses[status] for status in ("mined", "skipped", "failed")}
     if kind == "ratio":
         shown["rows"] = totals["rows"]

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 from transformers.utils.logging import disable_progress_bar
 
-from ..errors import LossyValueError, need
+from ..errors import need
 from .console import CleanCommand, CleanGroup, Console, limit_threads, progress
-from .models import ModelOptions, identity_of
+from .models import identity_of
 from .options import PAIRS, Threads, of_decoding, of_models, of_output, of_prompts
 
 if TYPE_CHECKING:
@@ -41,26 +41,15 @@ app = typer.Typer(
 def judge(
     out: Out,
     data: Annotated[
-        list[Path] | None,
+        list[Path],
         of_prompts(
             help="Folder that `lossy-assist mine` wrote. Repeatable: other prompts of the same task and models."
         ),
-    ] = None,
-    annotations: Annotated[
-        Path | None,
-        of_prompts(
-            help='Labels made by people instead of --data: JSON lines with "prompt", "response" and "spans", the '
-            "[start, end] of the characters that matter in the response."
-        ),
-    ] = None,
-    task: Annotated[str | None, of_prompts(help="With --annotations, the task; the file's name by default.")] = None,
+    ],
     pair: Pair = None,
     model: Annotated[
-        str | None,
-        of_models(help="The target, a folder or a Hub id: with --annotations, or with --data mined through an API."),
+        str | None, of_models(help="The target, a folder or a Hub id, where --data was mined through an API.")
     ] = None,
-    assistant: Annotated[str | None, of_models(help="With --annotations, the draft: a folder or a Hub id.")] = None,
-    device: Annotated[str | None, of_models(help="With --annotations, where both models run.")] = None,
     threads: Threads = None,
     models: Annotated[Literal["target", "draft", "both"], of_decoding(help="The models to read states of.")] = "target",
     features: Annotated[
@@ -81,37 +70,17 @@ def judge(
     """
     need("lab", "`lossy-assist train judge`")
     from ..training import judge_training
-    from ..training.annotations import read_annotated, read_annotations
     from ..training.examples import check, read_together
-    from ..training.validation import FOLDS
 
     limit_threads(threads)
     disable_progress_bar()
     screen, settings = Console(), judge_training.JudgeSettings(models, features, recall, seed=seed)
-    only_annotated = {"--assistant": assistant, "--task": task, "--device": device}
-    if bool(data) == (annotations is not None):
-        raise LossyValueError("either `--data` or `--annotations` has to be given, and not both")
-    if data:
-        if given := [name for name, value in only_annotated.items() if value is not None]:
-            raise LossyValueError(f"{', '.join(given)} can't be given with `--data`, which has them already")
-        # A target behind an API has no weights here, so its configuration is enough.
-        labelled = read_together(data, settings.columns, model and identity_of("--model", model))
-    else:
-        options = ModelOptions(pair, model, assistant, device=device)
-        options.check()
-        read_annotations(annotations)  # a file that can't be read is refused before models are loaded
-        loaded = options.load()
-        readers = {"target": loaded.target, "draft": loaded.draft}
-        with progress(screen) as bar:
-            responses = bar.add_task("responses", total=None)
-            labelled = read_annotated(
-                annotations, task, loaded.tokenizer, readers, settings.columns,
-                on_annotation=lambda done, total: bar.update(responses, completed=done, total=total),
-            )  # fmt: skip
+    # A target behind an API has no weights here, so its configuration is enough.
+    labelled = read_together(data, settings.columns, model and identity_of("--model", model))
     check(labelled.examples)
     origin = labelled.origin.with_card(license, pair)
     with progress(screen) as bar:
-        fits = bar.add_task("fits", total=FOLDS * len(settings.strengths) * len(settings.choices) + 1)
+        fits = bar.add_task("fits", total=len(settings.strengths) * len(settings.choices) + 1)
         trained = judge_training.train_judge(labelled.examples, origin, settings, on_fit=lambda: bar.advance(fits))
         trained.save(out)
     _describe_judge(trained.head.config, labelled, settings.choices, screen)
@@ -140,9 +109,6 @@ def _print_areas(metrics: Mapping[str, float], choices: Sequence[str], screen: C
     if "auc_gain" in metrics:
         states = ", ".join(f"{metrics[f'auc_{name}']:.4f} for {name!r}" for name in choices)
         screen.print(f"AUC by state: {states}; the better one's gain {_area(metrics, 'auc_gain', '')}")
-    curve = {name.split("_")[2]: value for name, value in metrics.items() if name.startswith("auc_from_")}
-    if curve:
-        screen.print("AUC by prompts seen: " + ", ".join(f"{n} {value:.4f}" for n, value in curve.items()))
 
 
 def _area(metrics: Mapping[str, float], name: str = "auc", label: str = "AUC ") -> str:
@@ -190,13 +156,12 @@ def verifier(
 ) -> None:
     """Train a verifier head, which tells whether a drafted token needs the target's check (SPRINTER).
 
-    The head is a linear layer and a sigmoid on the draft's hidden state, trained by binary cross-entropy and Adam, and
-    stopped early. Its figures and thresholds are out of fold: each prompt is judged by a head that has not seen it. The
-    plot in OUT shows the ROC curves of λ = 1, 1.2 and 1.5.
+    The head is a logistic regression on the draft's standardised hidden state, fitted to all prompts. Its figures and
+    thresholds are out of fold: each prompt is judged by a head that has not seen it. The plot in OUT shows the ROC
+    curves of λ = 1, 1.2 and 1.5.
     """
     need("lab", "`lossy-assist train verifier`")
     from ..training.examples import read_ratios
-    from ..training.validation import FOLDS
     from ..training.verifier_training import RATIOS, VerifierSettings, train_verifier
 
     limit_threads(threads)
@@ -205,8 +170,8 @@ def verifier(
     ratios, origin = read_ratios(data, settings.positions)
     origin = origin.with_card(license, pair)
     with progress(screen) as bar:
-        crossed = len(settings.positions) + len({*RATIOS, ratio}) - 1
-        fits = bar.add_task("fits", total=FOLDS * crossed + 1)
+        crossed = len(settings.positions) * len(settings.strengths) + len({*RATIOS, ratio}) - 1
+        fits = bar.add_task("fits", total=crossed + 1)
         trained = train_verifier(ratios, origin, settings, on_fit=lambda: bar.advance(fits))
         trained.save(out)
     config, metrics = trained.head.config, trained.head.config.metrics

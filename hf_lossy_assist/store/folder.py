@@ -121,13 +121,6 @@ def read_manifest(folder: Path, command: str, kinds: Mapping[str, Any], argument
     return manifest
 
 
-def changes(before: Mapping[str, Any], now: Mapping[str, Any], names: Iterable[str] | None = None) -> list[str]:
-    """Return a sentence for each value that has changed, among those with these ``names`` or among all."""
-    names = sorted(before.keys() | now.keys()) if names is None else names
-    changed = [name for name in names if before.get(name) != now.get(name)]
-    return [f"`{name}` was {before.get(name)!r} and is {now.get(name)!r}" for name in changed]
-
-
 def refuse(folder: Path, found: list[str]) -> None:
     """Raise if ``found`` names a difference to the plan of a folder's data."""
     if found:

@@ -7,11 +7,11 @@ import json
 import platform
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,10 +23,8 @@ from ..heads import ModelIdentity, columns
 from ..heads.identity import differing_models
 from ..store.folder import without_folder, without_folders
 from ..version import __version__
-from .label_folder import Mined, load_mined
-
-if TYPE_CHECKING:
-    import datasets
+from .label_folder import Mined, PromptLabels, load_mined
+from .ratio_labels import KINDS
 
 
 @dataclass(frozen=True, eq=False)
@@ -221,33 +219,27 @@ def read_judged(
     ``target`` completes data whose target was behind an API.
     """
     mined = _load(folder, "judge")
-    available = [name for name in columns("both", "both") if name in mined.tokens.column_names]
+    available = [name for name in columns("both", "both") if name in mined.tokens]
     if missing := sorted({*(states or ())} - {*available}):
         raise LossyValueError(
             f"`data` has to have the states {missing}, but {str(folder)!r} was mined with {available} only; choose "
             "other `--features` and `--models`, or mine again"
         )
     chosen = available if states is None else states
-    table = _arrays(mined.tokens, ["prompt_id", "important", "weight", *chosen])
-    prompts = table["prompt_id"].astype(np.int64)
-    solved = _of_prompts(mined, "solved", prompts)
+    table = _arrays(mined, ["prompt_id", "important", "weight", *chosen])
+    solved = _of_prompts(mined, lambda row: row.columns.get("solved"))
     examples = Examples(
-        {name: table[name] for name in chosen},
-        table["important"].astype(bool),
-        prompts,
-        weights=table["weight"].astype(np.float64),
-        solved=None if solved is None else solved.astype(bool),
-    )
-    texts = _of_prompts(mined, "prompt", prompts)
-    known = frozenset(() if texts is None else texts.tolist())
-    return LabelledMismatch(examples, _origin(mined, folder, target), known)
+        {name: table[name] for name in chosen}, table["important"].astype(bool), table["prompt_id"],
+        weights=table["weight"].astype(np.float64), solved=None if solved is None else solved.astype(bool),
+    )  # fmt: skip
+    return LabelledMismatch(examples, _origin(mined, folder, target), frozenset(row.prompt for row in mined.prompts))
 
 
 def read_ratios(folder: str | Path, positions: Sequence[str] = tuple(RATIO_STATES)) -> tuple[Ratios, Origin]:
     """Read SPRINTER's probabilities with the states at these positions."""
     mined = _load(folder, "ratio")
     columns = {position: RATIO_STATES[position] for position in positions}
-    table = _arrays(mined.tokens, ["prompt_id", "kind", "p", "q", *columns.values()])
+    table = _arrays(mined, ["prompt_id", "kind", "p", "q", *columns.values()])
     for name in ("p", "q"):
         if broken := int((~np.isfinite(table[name])).sum()):
             raise LossyValueError(
@@ -258,8 +250,8 @@ def read_ratios(folder: str | Path, positions: Sequence[str] = tuple(RATIO_STATE
         states={position: table[column] for position, column in columns.items()},
         p=table["p"],
         q=table["q"],
-        prompts=table["prompt_id"].astype(np.int64),
-        kinds=table["kind"].astype(str),
+        prompts=table["prompt_id"],
+        kinds=np.array([*KINDS])[table["kind"]],
     )
     return ratios, _origin(mined, folder, None)
 
@@ -276,30 +268,24 @@ def _load(folder: str | Path, kind: str) -> Mined:
         raise LossyValueError(
             f"`data` has to hold labels of the kind {kind!r}, but {str(folder)!r} has {found!r}{remedy}"
         )
-    if mined.tokens.num_rows == 0:
+    if not len(mined):
         raise LossyValueError(
-            f"`data` has to hold labelled tokens, but none of the {mined.prompts.num_rows} prompts in {str(folder)!r} "
+            f"`data` has to hold labelled tokens, but none of the {len(mined.prompts)} prompts in {str(folder)!r} "
             "gave any; mine more prompts, or check that the task finds answers in the target's responses"
         )
     return mined
 
 
-def _arrays(tokens: datasets.Dataset, columns: Sequence[str]) -> Mapping[str, NDArray[Any]]:
-    if missing := [name for name in columns if name not in tokens.column_names]:
-        raise LossyValueError(f"`data` has to have the columns {missing}, but has {tokens.column_names}; mine again")
-    table = tokens.select_columns(list(dict.fromkeys(columns))).with_format("numpy")[:]
-    for name in columns:
-        if table[name].dtype == object and not isinstance(table[name][0], str):
-            raise LossyValueError(f"`data` has to have as many values in every row, but {name!r} has not; mine again")
-    return table
+def _arrays(mined: Mined, columns: Sequence[str]) -> Mapping[str, NDArray[Any]]:
+    if missing := [name for name in columns if name not in mined.tokens]:
+        raise LossyValueError(f"`data` has to have the columns {missing}, but has {[*mined.tokens]}; mine again")
+    return {name: mined.tokens[name] for name in columns}
 
 
-def _of_prompts(mined: Mined, column: str, prompts: NDArray[np.int64]) -> NDArray[Any] | None:
-    """Return a column of the prompts for each token; None if it is missing or has gaps."""
-    if column not in mined.prompts.column_names:
-        return None
-    by_prompt = dict(zip(mined.prompts["prompt_id"], mined.prompts[column], strict=True))
-    values = [by_prompt[prompt] for prompt in prompts.tolist()]
+def _of_prompts(mined: Mined, value: Callable[[PromptLabels], Any]) -> NDArray[Any] | None:
+    """Return a value of the prompts for each token; None where some have none."""
+    by_prompt = {row.id: value(row) for row in mined.prompts}
+    values = [by_prompt[prompt] for prompt in mined.tokens["prompt_id"].tolist()]
     return None if None in values else np.array(values)
 
 
@@ -318,8 +304,8 @@ def _origin(mined: Mined, folder: str | Path, target: ModelIdentity | None) -> O
         "sha256": hashlib.sha256(text.encode()).hexdigest(),
         "settings": manifest.get("settings", {}),
         "runs": manifest.get("runs", []),
-        "prompts": mined.prompts.num_rows,
-        "tokens": mined.tokens.num_rows,
+        "prompts": len(mined.prompts),
+        "tokens": len(mined),
     }
     draft = ModelIdentity.from_dict(manifest["draft"])
     return Origin(target or ModelIdentity.from_dict(named), draft, manifest["task"], data)

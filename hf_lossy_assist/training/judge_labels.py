@@ -3,33 +3,91 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
-from typing import Any
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Annotated
 
-import pyarrow as pa
+import numpy as np
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from ..heads import ModelIdentity
-from ..heads.judge_head import POSITIONS
+from ..errors import LossyValueError
+from ..models.quantised import quantize_draft
 from ..models.reading import CachedText, read_prompts, read_text, variant_states
-from .label_folder import FAILED, MINED, SKIPPED, PromptResult, Schemas, table_schemas
-from .search import Mismatch, Searched, Searches
-from .self_labels import SelfSearches
-from .writing import Prompt
+from ..values import BOOL, ONE_OR_MORE, POSITIVE, Rule, bounded, or_none
+from .label_folder import FAILED, MINED, SKIPPED
+from .labelling import Labelling, Labels, PromptResult
+from .search import Chosen, Mismatch, Searched, Searches
+from .writing import ApiWriter, LocalWriter, Prompt, Writer
+
+_GREEDY_OR_DRAWN = or_none(POSITIVE, "None for greedy text")
+_COUNT_OR_ALL = or_none(ONE_OR_MORE, "None for all")
+_ROUNDED = Rule("int8, int4 or None", ("int8", "int4", None).__contains__)
+_COLUMNS = {
+    "index": np.int32, "target_token": np.int32, "draft_token": np.int32, "important": np.bool_, "weight": np.float32,
+    "right": np.int8,
+}  # fmt: skip
+"""The columns of a mismatch; ``right`` is -1 where it is not known."""
+
+
+@dataclass(frozen=True)
+class JudgeLabels(Labels):
+    """Labels mismatches by whether the answer depends on them (AutoJudge).
+
+    Parameters
+    ----------
+    temperature
+        Responses are drawn at this temperature, by draws that depend on seed and prefix alone; greedy by default.
+    mismatches
+        About so many mismatches of each prompt are labelled, all by default.
+    only_solved
+        Prompts that the target answers wrongly get no labels.
+    writer_dtype
+        ``"int8"`` or ``"int4"``: a rounded copy of the target writes the responses; the states are its own.
+    workers
+        Threads for tasks that run programs or ask a server.
+    """
+
+    temperature: Annotated[float | None, _GREEDY_OR_DRAWN] = None
+    mismatches: Annotated[int | None, _COUNT_OR_ALL] = None
+    only_solved: Annotated[bool, Rule("true or false", BOOL.holds)] = False
+    writer_dtype: Annotated[str | None, _ROUNDED] = None
+    workers: Annotated[int, bounded(0, integer=True)] = 0
+
+    name = "judge"
+    free = ("mismatches", "only_solved", "workers")
+
+    def check(self, labelling: Labelling) -> None:
+        if labelling.api is None:
+            return
+        for name in ("temperature", "writer_dtype"):
+            if (value := getattr(self, name)) is not None:
+                raise LossyValueError(
+                    f"`{name}` is {value!r}, but a target behind an API writes its responses greedily; leave it out"
+                )
+
+    def miner(self, labelling: Labelling) -> JudgeMiner:
+        tokenizer, task, slots = labelling.tokenizer, labelling.task, labelling.batch_size
+        if labelling.api is not None:
+            writer: Writer = ApiWriter(labelling.api, task, tokenizer, labelling.limits, slots)
+        else:
+            author = labelling.target
+            if self.writer_dtype is not None:
+                author = quantize_draft(author, self.writer_dtype)
+            writer = LocalWriter(author, slots, labelling.limits, labelling.choice)
+        decode = partial(tokenizer.decode, skip_special_tokens=True)
+        guesses, chosen = labelling.guesses(), Chosen(self.mismatches, labelling.seed, self.only_solved)
+        searches = Searches(writer, guesses, task, decode, slots, self.workers, chosen)
+        return JudgeMiner(searches, labelling.models)
 
 
 @dataclass(frozen=True, eq=False)
 class JudgeMiner:
     """Labels the mismatches of prompts, and reads the states of ``models``, by role, at every mismatch."""
 
-    searches: Searches | SelfSearches
+    searches: Searches
     models: Mapping[str, PreTrainedModel]
     _read: dict[str, CachedText] = field(default_factory=dict)  # the first prompt, by role
-
-    def schemas(self) -> Schemas:
-        widths = {role: ModelIdentity.of(model).hidden_size for role, model in self.models.items()}
-        return judge_schemas({f"{role}_{position}": width for role, width in widths.items() for position in POSITIONS})
 
     def outcomes(self, prompts: Iterable[Prompt]) -> Iterator[PromptResult]:
         """Label every prompt, and yield each as soon as it is finished, in any order."""
@@ -56,35 +114,18 @@ class JudgeMiner:
         tokens = self._tokens(searched.prompt, found.last, found.mismatches) if found.mismatches else {}
         return PromptResult(searched.prompt, MINED, columns, tokens)
 
-    def _tokens(self, prompt: Prompt, response: Sequence[int], mismatches: Sequence[Mismatch]) -> dict[str, Any]:
-        names = [each.name for each in fields(Mismatch)]
-        columns: dict[str, Any] = {name: [getattr(one, name) for one in mismatches] for name in names}
+    def _tokens(self, prompt: Prompt, response: Sequence[int], mismatches: Sequence[Mismatch]) -> dict[str, np.ndarray]:
+        columns = {}
+        for name, kind in _COLUMNS.items():
+            values = [getattr(one, name) for one in mismatches]
+            columns[name] = np.array([-1 if value is None else value for value in values], dtype=kind)
         for role, model in self.models.items():
             if role not in self._read:
                 self._read[role] = read_prompts(model, [prompt.tokens])[prompt.tokens]
-            known = self._read[role]
-            states = mismatch_states(model, prompt.tokens, response, mismatches, known)
+            states = mismatch_states(model, prompt.tokens, response, mismatches, self._read[role])
             for position, values in states.items():
                 columns[f"{role}_{position}"] = values.float().cpu().numpy()
         return columns
-
-
-def judge_schemas(widths: Mapping[str, int]) -> Schemas:
-    """Return the tables of AutoJudge's labels with states of these ``widths`` by column, e.g. ``"target_draft"``."""
-    ids = pa.list_(pa.int32())
-    prompts = {
-        "answer": pa.string(),
-        "solved": pa.bool_(),
-        "first_response": ids,
-        "last_response": ids,
-        "mismatches": pa.int32(),
-        "important": pa.int32(),
-        "target_tokens": pa.int64(),
-        "retokenised": pa.int32(),
-    }
-    tokens = {"index": pa.int32(), "target_token": pa.int32(), "draft_token": pa.int32(), "important": pa.bool_()}
-    tokens |= {"weight": pa.float32(), "right": pa.bool_()}
-    return table_schemas(prompts, tokens, widths)
 
 
 def mismatch_states(

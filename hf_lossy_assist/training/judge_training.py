@@ -2,46 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from sklearn.linear_model import LogisticRegression
 from sklearn.pipeline import Pipeline
 
-from ..heads import JudgeHead, ThresholdRow, columns, fold
+from ..heads import JudgeHead, ThresholdRow, columns
 from ..heads.judge_head import POSITIONS
 from ..values import Checked, Rule
 from .examples import Examples, Origin, check
 from .validation import (
     RECALLS,
+    STRENGTHS,
     Curve,
     area_of,
     auc_of,
-    better,
+    best_state,
     both_classes,
-    cross,
-    deal,
-    fit,
     largest_threshold,
-    learning_curve,
     recall_and_skipped,
     save_with_roc,
 )
-
-STRENGTHS = tuple(10.0**-k for k in range(7, -1, -1))
-"""The grid of scikit-learn's ``C``, from the strongest regularisation to the weakest."""
-
-MAX_ITER = 500  # from appendix B of the AutoJudge paper; all else is scikit-learn's default
-
-
-def regressions(strengths: Sequence[float]) -> list[LogisticRegression]:
-    """Return logistic regressions with L2 regularisation, one for each strength, scikit-learn's ``C``."""
-    return [LogisticRegression(C=strength, max_iter=MAX_ITER) for strength in strengths]
 
 
 @dataclass(frozen=True)
@@ -53,7 +38,7 @@ class JudgeSettings(Checked):
     # The share of important tokens that the default threshold has to find, out of fold.
     recall: Annotated[float, Rule("above 0 and at most 1", lambda x: 0 < x <= 1)] = 0.9
     strengths: tuple[float, ...] = STRENGTHS  # the grid of scikit-learn's ``C``
-    seed: int = 0  # of the folds and of the learning curve
+    seed: int = 0  # of the folds
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -78,7 +63,6 @@ class TrainedJudge:
 
     head: JudgeHead
     examples: Examples
-    folds: NDArray[np.int64]
     probabilities: NDArray[np.floating]
     fitted: NDArray[np.floating]
 
@@ -100,56 +84,40 @@ def train_judge(
     """Train a judge head: a standardisation and a logistic regression, folded into one weight and one bias.
 
     Garipov et al. 2025 (AutoJudge), section 4.1 and appendix B. The head that is returned has seen all prompts. All
-    figures and thresholds are out of fold: each prompt is judged by a classifier that has not seen its fold. Two
-    choices make figures a little too good: scores out of fold choose the states and the regularisation, and scores of
-    classifiers that have seen a fold choose its regularisation. ``on_fit`` is called after each logistic regression.
+    figures and thresholds are out of fold: each prompt is judged by a classifier that has not seen its fold. Scores out
+    of fold also choose the states and the regularisation, which makes figures a little too good. ``on_fit`` is called
+    after each strength, and after the last fit.
     """
     examples = examples.only(settings.columns)
     check(examples)
-    folds = deal(examples, seed=settings.seed)
-    grid, seed = regressions(settings.strengths), settings.seed
-    crossed, scores = {}, {}
-    for at in settings.choices:
-        read = columns(settings.models, at)
-        crossed[at] = cross(grid, read, examples, folds, on_fit=on_fit)
-        scores[at] = np.empty(len(examples), dtype=np.float32)
-        for number, pipeline in crossed[at].by_fold.items():
-            inside = folds == number
-            scores[at][inside] = as_saved(pipeline, examples.where(inside).features(read))
-    at, states = better(examples, scores, seed=seed)
-    best, read, found = crossed[at].chosen, columns(settings.models, at), scores[at]
-    final = fit(best, read, examples)
+    seed = settings.seed
+    choices = {at: columns(settings.models, at) for at in settings.choices}
+    at, crossed, states = best_state(choices, settings.strengths, examples, seed=seed, on_fit=on_fit)
+    final, found = crossed.final(examples), crossed.probabilities
     on_fit()
-    fitted = as_saved(final, examples.features(read))
+    fitted = final.predict_proba(examples.features(crossed.columns))[:, 1]
     threshold = largest_threshold(examples, found, settings.recall)
     table = sorted({largest_threshold(examples, found, recall) for recall in {*RECALLS, settings.recall}})
     recall, skipped = recall_and_skipped(examples, found, threshold)
     metrics = {
         **_solved(examples, found, seed),
         **area_of(examples, found, seed=seed),
-        **{"train_auc": auc_of(examples, fitted), "C": float(best.C), "recall": recall, "skipped": skipped},
+        **{"train_auc": auc_of(examples, fitted), "recall": recall, "skipped": skipped},
         **states,
-        **learning_curve(best, read, examples, folds, seed=seed),
-        **{"folds": len(np.unique(folds)), **examples.counts()},
+        **examples.counts(),
     }
     head = JudgeHead.from_linear(
         **_linear(final), models=settings.models, positions=at, threshold=threshold,
         thresholds=tuple(ThresholdRow(t, *recall_and_skipped(examples, found, t)) for t in table), metrics=metrics,
         **origin.config_fields(asdict(settings)),
     )  # fmt: skip
-    return TrainedJudge(head, examples, folds, found, fitted)
+    return TrainedJudge(head, examples, found, fitted)
 
 
 def _linear(pipeline: Pipeline) -> dict[str, NDArray[np.floating]]:
     """Return the arrays of a standardisation and a logistic regression."""
     scaler, regression = pipeline[0], pipeline[-1]
     return {"weight": regression.coef_, "bias": regression.intercept_, "mean": scaler.mean_, "scale": scaler.scale_}
-
-
-def as_saved(pipeline: Pipeline, features: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Return the probabilities of a head: its weight and bias are folded, in float32."""
-    weight, bias = fold(**_linear(pipeline))
-    return torch.sigmoid(torch.from_numpy(features) @ weight + bias).numpy()
 
 
 def _solved(examples: Examples, scores: NDArray[np.floating], seed: int) -> dict[str, float]:

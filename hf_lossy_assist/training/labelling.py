@@ -1,35 +1,76 @@
-"""Labelling: which prompts get labels, by which models, and the run that stores them in a folder."""
+"""Labelling: which prompts get labels, by which models; what a kind of labels is; and the run that stores them."""
 
 from __future__ import annotations
 
 import hashlib
-import json
 import math
+from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Protocol
 
+import numpy as np
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..compat import ending_tokens
 from ..errors import LossyValueError
-from ..heads.identity import ModelIdentity, differing_models
+from ..heads.identity import ModelIdentity
 from ..models.reading import check_readable
-from ..store.folder import Process, changes
-from ..store.shards import ShardStore
+from ..store.folder import Process, claimed
 from ..tasks import Example, Task
 from ..tasks.api_model import ApiModel
+from ..values import Checked
 from .choice import Choice, DraftArgmax, Greedy, GumbelMax
-from .label_folder import FAILED, SKIPPED, PromptResult, open_run
-from .labels import JudgeLabels, Labels
+from .label_folder import FAILED, SKIPPED, LabelFolder, PromptLabels
 from .writing import Prompt, ResponseLimits
 
 MOST_FAILURES = 10
 """So many prompts may fail before any succeeds; then the task is at fault."""
+
+
+@dataclass(frozen=True)
+class PromptResult:
+    """A finished prompt: its :class:`.label_folder.PromptLabels`, with the columns ``(n, …)`` of its tokens."""
+
+    prompt: Prompt
+    status: str
+    columns: Mapping[str, Any]
+    tokens: Mapping[str, np.ndarray] = field(default_factory=dict)
+    error: str | None = None
+
+
+class Miner(Protocol):
+    def outcomes(self, prompts: Iterable[Prompt]) -> Iterator[PromptResult]:
+        """Label every prompt, and yield each as soon as it is finished, in any order."""
+
+
+@dataclass(frozen=True)
+class Labels(Checked, ABC):
+    """A kind of labels: its settings, and the miner that they describe."""
+
+    name: ClassVar[str]  # of the kind, of the folder, and with it of the heads
+    free: ClassVar[tuple[str, ...]] = ()  # settings that may change from run to run of a folder
+
+    temperature = None
+
+    def check(self, labelling: Labelling) -> None:
+        """Refuse labels that the target can't give."""
+        if labelling.target is None:
+            raise LossyValueError(
+                f"`labels` {self.name!r} need the target's probabilities, but it is behind an API; give its "
+                "`model`, or choose other labels"
+            )
+
+    def record(self) -> dict[str, Any]:
+        """Return the settings that a continued run has to keep."""
+        return {name: value for name, value in asdict(self).items() if name not in (*self.free, "temperature")}
+
+    @abstractmethod
+    def miner(self, labelling: Labelling) -> Miner: ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,7 +107,7 @@ class Labelling:
     tokenizer: PreTrainedTokenizerBase
     target: PreTrainedModel | None
     draft: PreTrainedModel
-    labels: Labels = field(default_factory=JudgeLabels)
+    labels: Labels
     api: ApiModel | None = None
     limit: int = 1000
     split: str | None = None
@@ -155,18 +196,12 @@ class Labelling:
             **digest,
         }
         return {
-            "kind": self.labels.kind,
+            "kind": self.labels.name,
             "task": self.task.name,
             "target": None if self.target is None else asdict(ModelIdentity.of(self.target)),
             "draft": asdict(ModelIdentity.of(self.draft)),
             "settings": settings,
         }
-
-    def differences(self, manifest: Mapping[str, Any]) -> list[str]:
-        """Return a sentence for each difference to the plan in a manifest."""
-        record = json.loads(json.dumps(self.record()))  # as JSON has it
-        found = changes(manifest, record, ("kind", "task")) + changes(manifest["settings"], record["settings"])
-        return found + differing_models(manifest, {"target": self.target, "draft": self.draft})
 
 
 def mine(
@@ -199,23 +234,20 @@ def mine(
     """
     total = len(labelling.examples)
     miner = labelling.labels.miner(labelling)
-    open_run(out, labelling, provenance or {})
-    with ShardStore(out, labelling.process.number, miner.schemas(), labelling.process.count) as store:
-        prompts = labelling.prompts(store.finished())
+    with claimed(out, labelling.process):
+        store = LabelFolder(out, {**labelling.record(), "runs": [dict(provenance or {})]})
+        prompts = labelling.prompts([id for id in store.done() if store[id].status != FAILED])
         finished = total - len(prompts)
         on_result(finished, total, None)
         asked = [(prompt, labelling.refusal(prompt)) for prompt in prompts]
         skipped = [PromptResult(prompt, SKIPPED, {}, error=reason) for prompt, reason in asked if reason is not None]
         counts: Counter[str] = Counter()
         for result in chain(skipped, miner.outcomes([prompt for prompt, reason in asked if reason is None])):
-            row = {
-                "prompt_id": result.prompt.id,
-                "status": result.status,
-                "error": result.error,
-                "prompt": result.prompt.example.prompt,
-                "prompt_tokens": result.prompt.tokens,
-            }
-            store.add(row | dict(result.columns), result.tokens)
+            prompt = result.prompt
+            row = PromptLabels(
+                prompt.id, result.status, result.error, prompt.example.prompt, prompt.tokens, result.columns
+            )
+            store.add(row, **result.tokens)
             counts[result.status] += 1
             on_result(finished + counts.total(), total, result)
             if counts[FAILED] == counts.total() - len(skipped) == MOST_FAILURES:

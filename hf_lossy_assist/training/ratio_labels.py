@@ -10,17 +10,17 @@ import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any
+from typing import Annotated
 
 import numpy as np
-import pyarrow as pa
 import torch
 from transformers import PreTrainedModel
 
-from ..heads import ModelIdentity
 from ..models.reading import CachedText, read_prompts, read_text, variant_states
+from ..values import ONE_OR_MORE, POSITIVE
 from .choice import Choice, GumbelMax, Ids
-from .label_folder import MINED, SKIPPED, PromptResult, Schemas, table_schemas
+from .label_folder import MINED, SKIPPED
+from .labelling import Labelling, Labels, PromptResult
 from .row_batch import RowBatch
 from .writing import Prompt, ResponseLimits
 
@@ -32,18 +32,17 @@ _TURN = 0.25
 class Continuation:
     """A text to write after a prompt, by ``"target"``, ``"draft"`` or both in turns.
 
-    ``salt`` makes the draws of several continuations of a prompt independent. Without it they are those of
-    :class:`.choice.DraftArgmax` after the same prefix.
+    ``salt`` makes the draws of several continuations of a prompt independent.
     """
 
     prompt: Ids
     authors: tuple[str, ...]
-    salt: int | None = None
+    salt: int
 
     @property
     def key(self) -> Ids:
         """What the first draw depends on."""
-        return self.prompt if self.salt is None else (self.salt, *self.prompt)
+        return (self.salt, *self.prompt)
 
     def turns(self, n: int) -> list[str]:
         """Return the author of each of the first ``n`` tokens."""
@@ -124,9 +123,6 @@ class RatioMiner:
     slots: int = 16
     rows_per_kind: int = 8
 
-    def schemas(self) -> Schemas:
-        return ratio_schemas(ModelIdentity.of(self.draft).hidden_size)
-
     def outcomes(self, prompts: Iterable[Prompt]) -> Iterator[PromptResult]:
         source = iter(prompts)
         written = {kind: authors for kind, authors in KINDS.items() if authors}
@@ -154,7 +150,9 @@ class RatioMiner:
         return PromptResult(prompt, MINED, {"rows": len(tokens["index"])}, tokens)
 
     @torch.inference_mode()
-    def _rows(self, prompt: Prompt, kind: str, continuation: Ids, known: Mapping[str, CachedText]) -> dict[str, Any]:
+    def _rows(
+        self, prompt: Prompt, kind: str, continuation: Ids, known: Mapping[str, CachedText]
+    ) -> dict[str, np.ndarray]:
         indices = self._indices(prompt, kind, len(continuation))
         text, first = (*prompt.tokens, *continuation), len(prompt.tokens)
         drafted = read_text(self.draft, text, (known["draft"], first - 1))
@@ -169,11 +167,11 @@ class RatioMiner:
         chosen = torch.tensor(tokens, device=p.device)[:, None]
         variants = [(first + index, token) for index, token in zip(indices, tokens, strict=True)]
         return {
-            "kind": [kind] * len(indices),
-            "index": indices,
-            "token": tokens,
-            "p": p.gather(-1, chosen)[:, 0].tolist(),
-            "q": q.gather(-1, chosen)[:, 0].tolist(),
+            "kind": np.full(len(indices), list(KINDS).index(kind), dtype=np.int8),
+            "index": np.array(indices, dtype=np.int32),
+            "token": np.array(tokens, dtype=np.int32),
+            "p": p.gather(-1, chosen)[:, 0].cpu().numpy(),
+            "q": q.gather(-1, chosen)[:, 0].cpu().numpy(),
             "previous": drafted.states[indices].float().cpu().numpy(),
             "token_state": variant_states(self.draft, drafted, variants).float().cpu().numpy(),
         }
@@ -189,6 +187,24 @@ class RatioMiner:
         return sorted(rng.choices(possible, k=self.rows_per_kind))
 
 
-def ratio_schemas(width: int) -> Schemas:
-    tokens = {"kind": pa.string(), "index": pa.int32(), "token": pa.int32(), "p": pa.float32(), "q": pa.float32()}
-    return table_schemas({"rows": pa.int32()}, tokens, {"previous": width, "token_state": width})
+@dataclass(frozen=True)
+class RatioLabels(Labels):
+    """Drafted tokens with their probabilities under both models (SPRINTER); see :class:`.RatioMiner`.
+
+    Parameters
+    ----------
+    temperature
+        The temperature of all draws.
+    rows
+        Drafted tokens per prompt, for each of the four kinds of prefix.
+    """
+
+    temperature: Annotated[float, POSITIVE] = 1.0
+    rows: Annotated[int, ONE_OR_MORE] = 8
+
+    name = "ratio"
+
+    def miner(self, labelling: Labelling) -> RatioMiner:
+        return RatioMiner(
+            labelling.target, labelling.draft, labelling.limits, labelling.choice, labelling.batch_size, self.rows
+        )

@@ -1,4 +1,4 @@
-"""Figures out of fold: each prompt is judged by a fit that has not seen it; thresholds, areas and their intervals."""
+"""Fits, and figures out of fold: each prompt is judged by a fit that has not seen it; thresholds, areas, intervals."""
 
 from __future__ import annotations
 
@@ -6,17 +6,15 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from sklearn.base import clone
 from sklearn.exceptions import ConvergenceWarning
+from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import roc_auc_score, roc_curve
-from sklearn.model_selection import GroupShuffleSplit
+from sklearn.model_selection import StratifiedGroupKFold, cross_val_predict
 from sklearn.pipeline import Pipeline, make_pipeline
 from sklearn.preprocessing import StandardScaler
-from sklearn.utils.validation import has_fit_parameter
 
 from ..errors import LossyValueError
 from ..heads import Head
@@ -28,47 +26,35 @@ FOLDS = 5
 RECALLS = (1.0, 0.995, 0.99, 0.98, 0.97, 0.95, 0.93, 0.9, 0.85, 0.8, 0.75, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1)
 """The recalls in the table of a head: of important tokens, or of acceptable ones."""
 
-_DRAWS = 200
+STRENGTHS = tuple(10.0**-k for k in range(7, -1, -1))
+"""The grid of scikit-learn's ``C``, from the strongest regularisation to the weakest."""
+
+MAX_ITER = 500  # from appendix B of the AutoJudge paper; all else is scikit-learn's default
 
 
 def both_classes(labels: NDArray[np.bool_]) -> bool:
     return bool(labels.any() and not labels.all())
 
 
-def validation_mask(labels: NDArray[np.bool_], prompts: NDArray[np.int64], *, seed: int = 0) -> NDArray[np.bool_]:
-    """Draw a fifth of the prompts for validation, and return which tokens ``(N,)`` are theirs.
-
-    All tokens of a prompt go to one side. Draws repeat until both sides have both classes.
-    """
-    draws = GroupShuffleSplit(n_splits=_DRAWS, test_size=0.2, random_state=seed)
-    for train, validation in draws.split(labels, groups=prompts):
-        if both_classes(labels[train]) and both_classes(labels[validation]):
-            mask = np.zeros(len(labels), dtype=bool)
-            mask[validation] = True
-            return mask
-    raise _one_sided(labels, prompts, "in the training and in the validation prompts")
+Split = tuple[NDArray[np.int64], NDArray[np.int64]]
+"""The indices of the tokens to fit to, and of those to judge."""
 
 
-def deal(examples: Examples, *, seed: int = 0) -> NDArray[np.int64]:
-    """Deal prompts into folds at random, and return the fold of each token ``(N,)``.
-
-    Deals repeat until both classes are outside each fold.
-    """
-    known, owner = np.unique(examples.prompts, return_inverse=True)
-    rng = np.random.default_rng(seed)
-    for _ in range(_DRAWS):
-        dealt = (rng.permutation(len(known)) % min(FOLDS, len(known)))[owner]
-        if all(both_classes(examples.labels[dealt != fold]) for fold in np.unique(dealt)):
-            return dealt
-    raise _one_sided(examples.labels, examples.prompts, "outside every fold of the prompts")
-
-
-def _one_sided(labels: NDArray[np.bool_], prompts: NDArray[np.int64], where: str) -> LossyValueError:
-    positive, negative = (len(np.unique(prompts[labels == label])) for label in (True, False))
-    return LossyValueError(
-        f"`data` has to have tokens of both classes {where}, but of {len(np.unique(prompts))} prompts {positive} have "
-        f"tokens of one class and {negative} of the other; mine more prompts"
-    )
+def folds_of(examples: Examples, *, seed: int = 0) -> list[Split]:
+    """Deal prompts into folds with about equal shares of both classes; a prompt's tokens stay together."""
+    labels, prompts = examples.labels, examples.prompts
+    cut = StratifiedGroupKFold(min(FOLDS, len(np.unique(prompts))), shuffle=True, random_state=seed)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # a class of few tokens is refused below, if it has to be
+        folds = list(cut.split(labels, labels, prompts)) if labels.any() and not labels.all() else []
+    if not folds or not all(both_classes(labels[others]) for others, _ in folds):
+        positive, negative = (len(np.unique(prompts[labels == label])) for label in (True, False))
+        raise LossyValueError(
+            f"`data` has to have tokens of both classes outside every fold of the prompts, but of "
+            f"{len(np.unique(prompts))} prompts {positive} have tokens of one class and {negative} of the other; mine "
+            "more prompts"
+        )
+    return folds
 
 
 def largest_threshold(examples: Examples, scores: NDArray[np.floating], recall: float) -> float:
@@ -115,20 +101,20 @@ def auc_draws(
     return np.array(areas)
 
 
-def interval(draws: NDArray[np.float64]) -> tuple[float, float]:
-    """Return the quantiles between which 95 % of the draws lie; 0 and 1 if there are none."""
-    low, high = np.quantile(draws, (0.025, 0.975)) if len(draws) else (0.0, 1.0)
-    return float(low), float(high)
-
-
 def auc_of(examples: Examples, scores: NDArray[np.floating]) -> float:
     """Return the ROC-AUC on examples, which count by their weights."""
     return float(roc_auc_score(examples.labels, scores, sample_weight=examples.weights))
 
 
+def quantiles(draws: NDArray[np.float64]) -> tuple[float, float]:
+    """Return the ends between which 95 % of the draws lie; 0 and 1 if there are none."""
+    low, high = np.quantile(draws, (0.025, 0.975)) if len(draws) else (0.0, 1.0)
+    return float(low), float(high)
+
+
 def area_of(examples: Examples, scores: NDArray[np.floating], *, seed: int, name: str = "auc") -> dict[str, float]:
     """Return the ROC-AUC on examples and its interval, as metrics."""
-    low, high = interval(auc_draws(examples, scores, seed=seed))
+    low, high = quantiles(auc_draws(examples, scores, seed=seed))
     return {name: auc_of(examples, scores), f"{name}_low": low, f"{name}_high": high}
 
 
@@ -137,97 +123,79 @@ def gain_of(
 ) -> tuple[float, float, float]:
     """Return the ROC-AUC by ``scores`` less that by ``base``, with its interval by prompts."""
     apart = auc_draws(examples, scores, seed=seed) - auc_draws(examples, base, seed=seed)
-    return auc_of(examples, scores) - auc_of(examples, base), *interval(apart)
+    return auc_of(examples, scores) - auc_of(examples, base), *quantiles(apart)
 
 
 @dataclass(frozen=True, eq=False)
 class Crossed:
-    """One kind of classifier, each prompt judged by a fit that has not seen it.
+    """Logistic regressions of one strength, by which each prompt is judged out of fold.
 
-    ``probabilities`` ``(N,)`` are those of the True class. ``by_fold`` has the fit that left each fold out, ``chosen``
-    the best of the classifiers over all folds.
+    ``probabilities`` ``(N,)`` are those of the True class by fits that have not seen a token's fold.
     """
 
+    columns: Sequence[str]
+    strength: float
     probabilities: NDArray[np.floating]
-    by_fold: Mapping[int, Pipeline]
-    chosen: Any
+
+    def final(self, examples: Examples) -> Pipeline:
+        """Return the fit to all examples."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ConvergenceWarning)
+            return pipeline_of(self.strength).fit(
+                examples.features(self.columns), examples.labels, **_weights(examples)
+            )
 
 
-def fit(classifier: Any, columns: Sequence[str], examples: Examples) -> Pipeline:
-    """Fit a standardisation and a classifier, which get weights and prompts if they take them."""
-    pipeline = make_pipeline(StandardScaler(), clone(classifier))
-    given = {"sample_weight": examples.weights / examples.weights.mean(), "groups": examples.prompts}
-    with warnings.catch_warnings():
-        # A fit that reaches the paper's limit of iterations is validated like any other.
-        warnings.simplefilter("ignore", ConvergenceWarning)
-        options = {
-            f"{name}__{argument}": value
-            for name, step in pipeline.steps
-            for argument, value in given.items()
-            if has_fit_parameter(step, argument)
-        }
-        return pipeline.fit(examples.features(columns), examples.labels, **options)
+def pipeline_of(strength: float) -> Pipeline:
+    """Return a standardisation and a logistic regression with L2 regularisation, of scikit-learn's ``C``."""
+    return make_pipeline(StandardScaler(), LogisticRegression(C=strength, max_iter=MAX_ITER))
+
+
+def _weights(examples: Examples) -> dict[str, NDArray[np.floating]]:
+    share = examples.weights / examples.weights.mean()
+    return {f"{step}__sample_weight": share for step in ("standardscaler", "logisticregression")}
 
 
 def cross(
-    classifiers: Sequence[Any],
+    strengths: Sequence[float],
     columns: Sequence[str],
     examples: Examples,
-    folds: NDArray[np.int64],
+    folds: Sequence[Split],
     *,
     on_fit: Callable[[], None] = lambda: None,
 ) -> Crossed:
-    """Fit each classifier once for each fold, without it, and choose among classifiers.
+    """Judge each fold by fits to the others, with the strength whose ROC-AUC out of fold is the highest.
 
-    For each fold, the ROC-AUC on the *other* folds chooses the classifier. The fits that are scored there have seen
-    this fold, so its labels have a small say.
+    So the strength is chosen by the same figures that are reported, which makes them a little too good. ``on_fit`` is
+    called after each strength.
     """
-    scores, fits = np.empty((len(classifiers), len(examples))), {}
-    for fold in np.unique(folds):
-        inside = folds == fold
-        others, left_out = examples.where(~inside), examples.where(inside).features(columns)
-        for i, classifier in enumerate(classifiers):
-            fits[i, int(fold)] = fit(classifier, columns, others)
-            scores[i, inside] = fits[i, int(fold)].predict_proba(left_out)[:, 1]
+    features, found = examples.features(columns), {}
+    with warnings.catch_warnings():
+        # A fit that reaches the paper's limit of iterations is validated like any other.
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        for strength in strengths:
+            found[strength] = cross_val_predict(
+                pipeline_of(strength), features, examples.labels, cv=folds, method="predict_proba",
+                params=_weights(examples),
+            )[:, 1].astype(np.float64)  # fmt: skip
             on_fit()
-
-    def best(mask: NDArray[np.bool_]) -> int:
-        among = examples.only(()).where(mask)
-        return int(np.argmax([auc_of(among, row[mask]) for row in scores]))
-
-    probabilities, by_fold = np.empty(len(examples)), {}
-    for fold in np.unique(folds):
-        chosen = best(folds != fold)
-        probabilities[folds == fold] = scores[chosen, folds == fold]
-        by_fold[int(fold)] = fits[chosen, int(fold)]
-    return Crossed(probabilities, by_fold, classifiers[best(np.ones(len(folds), dtype=bool))])
+    best = max(found, key=lambda strength: auc_of(examples, found[strength]))
+    return Crossed(columns, best, found[best])
 
 
-def learning_curve(
-    classifier: Any, columns: Sequence[str], examples: Examples, folds: NDArray[np.int64], *, seed: int
-) -> dict[str, float]:
-    """Return the out-of-fold ROC-AUC of heads that have seen an eighth, a quarter and a half of the other folds."""
-    rng = np.random.default_rng(seed)
-    found = {}
-    for part in (8, 4, 2):
-        scores = np.empty(len(examples))
-        seen = []
-        for fold in np.unique(folds):
-            others = np.unique(examples.prompts[folds != fold])
-            some = rng.permutation(others)[: max(2, len(others) // part)]
-            mask = np.isin(examples.prompts, some)
-            if not both_classes(examples.labels[mask]):
-                break
-            try:
-                pipeline = fit(classifier, columns, examples.where(mask))
-            except LossyValueError:  # so few prompts are not enough to stop early on
-                break
-            inside = folds == fold
-            scores[inside] = pipeline.predict_proba(examples.where(inside).features(columns))[:, 1]
-            seen.append(len(some))
-        else:
-            found[f"auc_from_{round(float(np.mean(seen)))}_prompts"] = auc_of(examples, scores)
-    return found
+def best_state(
+    choices: Mapping[str, Sequence[str]],
+    strengths: Sequence[float],
+    examples: Examples,
+    *,
+    seed: int,
+    on_fit: Callable[[], None] = lambda: None,
+) -> tuple[str, Crossed, dict[str, float]]:
+    """Cross each choice of columns, and return the name of the best, its figures and metrics of all."""
+    folds = folds_of(examples, seed=seed)
+    found = {name: cross(strengths, columns, examples, folds, on_fit=on_fit) for name, columns in choices.items()}
+    at, metrics = better(examples, {name: each.probabilities for name, each in found.items()}, seed=seed)
+    return at, found[at], {**metrics, "C": found[at].strength, "folds": len(folds)}
 
 
 def better(

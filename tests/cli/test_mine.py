@@ -8,6 +8,7 @@ import re
 import sys
 from collections import Counter
 
+import numpy as np
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
@@ -15,8 +16,7 @@ from typer.testing import CliRunner
 
 from hf_lossy_assist import pairs, prepack
 from hf_lossy_assist.cli import app
-from hf_lossy_assist.store.shards import ShardStore
-from hf_lossy_assist.training.label_folder import load_mined
+from hf_lossy_assist.training.label_folder import LabelFolder, load_mined
 from tests.forking import ended, fork
 from tests.openai_server import completes, openai_server
 from tests.tiny_models import noisy_copy
@@ -58,14 +58,14 @@ def figure(printed: str, name: str) -> str:
 def test_judge_labels(options, tmp_path):
     printed = ok(*options, "--batch-size", 3, "--set", "task.modulus=3")
     mined = load_mined(tmp_path / "data")
-    labels = mined.tokens["important"][:]
+    labels = mined.tokens["important"]
     assert (figure(printed, "prompts"), figure(printed, "mined"), figure(printed, "failed")) == ("4", "4", "0")
     assert int(figure(printed, "mismatches")) == len(labels) > 0
     assert figure(printed, "important") == f"{100 * sum(labels) / len(labels):.1f}"
-    tokens = sum(mined.prompts["target_tokens"][:])
+    tokens = sum(row.columns["target_tokens"] for row in mined.prompts)
     assert figure(printed, "target tokens per mismatch") == f"{tokens / len(labels):.1f}"
-    assert sorted(mined.prompts["prompt_id"]) == [0, 1, 2, 3]
-    assert len(mined.tokens[0]["target_draft"]) == len(mined.tokens[0]["draft_previous"]) == 16
+    assert sorted(row.id for row in mined.prompts) == [0, 1, 2, 3]
+    assert mined.tokens["target_draft"].shape == mined.tokens["draft_previous"].shape == (len(labels), 16)
 
     manifest = mined.manifest
     assert (manifest["kind"], manifest["task"]) == ("judge", "letters")
@@ -88,13 +88,15 @@ def test_prepacked_models_find_the_same_labels(options, tmp_path, monkeypatch):
     after = load_mined(tmp_path / "packed").tokens
     assert len(packed) == 2
     for name in ("index", "target_token", "draft_token", "important"):
-        assert after[name][:] == before[name][:]
-    assert torch.allclose(torch.tensor(after["target_draft"][:]), torch.tensor(before["target_draft"][:]), atol=1e-4)
+        assert after[name].tolist() == before[name].tolist()
+    np.testing.assert_allclose(after["target_draft"], before["target_draft"], atol=1e-4)
 
 
 def test_a_rounded_target_writes_and_the_target_itself_is_read(options, models, tmp_path, monkeypatch):
     # Rounding changes no text of so small a target, so noise stands in for it.
-    monkeypatch.setattr("hf_lossy_assist.training.labels.quantize_draft", lambda model, dtype: noisy_copy(model, 0.3))
+    monkeypatch.setattr(
+        "hf_lossy_assist.training.judge_labels.quantize_draft", lambda model, dtype: noisy_copy(model, 0.3)
+    )
     ok(*options, "--limit", 12)
     ok(*options, "--limit", 12, "--labels", "judge:writer_dtype=int4", "--out", tmp_path / "rounded")
     plain, rounded = (load_mined(tmp_path / name) for name in ("data", "rounded"))
@@ -102,35 +104,36 @@ def test_a_rounded_target_writes_and_the_target_itself_is_read(options, models, 
     author = noisy_copy(target, 0.3)
     for mined, model in ((plain, target), (rounded, author)):
         for row in mined.prompts:
-            prompt, response = row["prompt_tokens"], row["first_response"]
+            prompt, response = [*row.prompt_tokens], row.columns["first_response"]
             out = model.generate(torch.tensor([prompt]), do_sample=False, max_new_tokens=8, pad_token_id=0)
             assert out[0, len(prompt) :].tolist() == response
-    assert plain.prompts["first_response"][:] != rounded.prompts["first_response"][:], "the test can fail"
+    firsts = [[row.columns["first_response"] for row in one.prompts] for one in (plain, rounded)]
+    assert firsts[0] != firsts[1], "the test can fail"
     assert rounded.manifest["settings"]["writer_dtype"] == "int4"
-    texts = {row["prompt_id"]: row["prompt_tokens"] + row["last_response"] for row in rounded.prompts}
-    starts = {row["prompt_id"]: len(row["prompt_tokens"]) for row in rounded.prompts}
-    for row in rounded.tokens:
-        read = torch.tensor([texts[row["prompt_id"]][: starts[row["prompt_id"]] + row["index"]]])
-        state = target(read, output_hidden_states=True).hidden_states[-1][0, -1]
-        assert torch.allclose(torch.tensor(row["target_previous"]), state, atol=1e-4)
+    prompts = {row.id: row for row in rounded.prompts}
+    tokens = rounded.tokens
+    for id, index, state in zip(tokens["prompt_id"], tokens["index"], tokens["target_previous"], strict=True):
+        text = [*prompts[id].prompt_tokens, *prompts[id].columns["last_response"][:index]]
+        own = target(torch.tensor([text]), output_hidden_states=True).hidden_states[-1][0, -1]
+        assert torch.allclose(torch.from_numpy(state), own, atol=1e-4)
 
 
 def test_a_repeated_command_goes_on(options, tmp_path):
     ok(*options)
-    before = load_mined(tmp_path / "data").prompts.to_list()
+    before = load_mined(tmp_path / "data").prompts
     printed = ok(*options, "--limit", 6)
     assert "4 of 6 prompts were finished before" in printed
     after = load_mined(tmp_path / "data")
-    assert after.prompts.to_list()[:4] == before
-    assert sorted(after.prompts["prompt_id"]) == list(range(6))
+    assert after.prompts[:4] == before
+    assert sorted(row.id for row in after.prompts) == list(range(6))
     assert len(after.manifest["runs"]) == 2
 
     refused = run(*options, "--max-new-tokens", 9, "--sample")
     assert refused.exit_code == 2
-    assert "`--max-new-tokens` was 8 and is 9" in refused.stderr
-    assert "`decoding` was 'greedy' and is {'temperature': 1.0, 'seed': 0}" in refused.stderr
+    assert "of `settings` was 8 and is 9" in refused.stderr
+    assert "`decoding` of `settings` was 'greedy' and is {'temperature': 1.0, 'seed': 0}" in refused.stderr
     assert refused.stderr.count("\n") == 1
-    assert load_mined(tmp_path / "data").prompts.to_list() == after.prompts.to_list()
+    assert load_mined(tmp_path / "data").prompts == after.prompts
 
 
 def test_sampled_labels(options, tmp_path):
@@ -145,22 +148,9 @@ def test_ratio_labels(options, tmp_path):
     mined = load_mined(tmp_path / "data")
     assert mined.manifest["kind"] == "ratio"
     assert mined.manifest["settings"]["rows"] == 3
-    kinds = ("prompt", "draft", "target", "interleaved")
-    assert Counter(mined.tokens["kind"]) == dict.fromkeys(kinds, 12)
-    row = mined.tokens[0]
-    assert 0 < row["p"] < 1 > row["q"] > 0
-    assert len(row["previous"]) == len(row["token_state"]) == 16
-
-
-def test_self_labels(options, tmp_path):
-    printed = ok(*options, "--labels", "self:horizon=3:most_lost=0.2")
-    mined = load_mined(tmp_path / "data")
-    assert int(figure(printed, "mismatches")) == len(mined.tokens["important"]) > 0
-    assert mined.manifest["kind"] == "judge", "trained in the same way"
-    assert (mined.manifest["settings"]["horizon"], mined.manifest["settings"]["most_lost"]) == (3, 0.2)
-    again = run(*options, "--labels", "judge")
-    assert again.exit_code == 2
-    assert "`horizon` was 3 and is None" in again.stderr
+    assert Counter(mined.tokens["kind"].tolist()) == dict.fromkeys(range(4), 12)
+    assert 0 < mined.tokens["p"].min() < mined.tokens["q"].max() < 1
+    assert mined.tokens["previous"].shape == mined.tokens["token_state"].shape == (48, 16)
 
 
 def test_the_pair_needs_no_models_and_no_task(tiny_pair_folder, tmp_path, monkeypatch):
@@ -168,7 +158,7 @@ def test_the_pair_needs_no_models_and_no_task(tiny_pair_folder, tmp_path, monkey
     printed = ok("--pair", "arithmetic", "--out", tmp_path, "--limit", 2, "--max-new-tokens", 5)
     # Untrained models state no answer.
     assert figure(printed, "skipped") == "2"
-    assert load_mined(tmp_path).prompts["error"][0] == "the target's response states no answer"
+    assert load_mined(tmp_path).prompts[0].error == "the target's response states no answer"
 
 
 def test_a_target_behind_an_api(options, tiny_pair_folder, tmp_path):
@@ -182,30 +172,30 @@ def test_a_target_behind_an_api(options, tiny_pair_folder, tmp_path):
     assert names == {"org/big"}
     assert mined.manifest["target"] is None
     assert mined.manifest["settings"]["api_model"] == "org/big"
-    assert {"draft_draft", "draft_previous"} <= set(mined.tokens.column_names)
-    assert not [name for name in mined.tokens.column_names if name in ("target_draft", "target_previous")]
+    assert {"draft_draft", "draft_previous"} <= set(mined.tokens)
+    assert not [name for name in mined.tokens if name in ("target_draft", "target_previous")]
 
     # A copy of the target in this process gives its states too.
     with openai_server(completes(pair.target, pair.tokenizer)) as server:
         ok(*options, "--out", tmp_path / "both", "--target-api", f"{server.url}#org/big")
     both = load_mined(tmp_path / "both")
     assert both.manifest["target"]["name"] == "target"
-    assert {"target_draft", "draft_draft"} <= set(both.tokens.column_names)
+    assert {"target_draft", "draft_draft"} <= set(both.tokens)
 
     refused = run(*remote, "--target-api", "http://127.0.0.1:9/v1#org/other")
-    assert "`api_model` was 'org/big' and is 'org/other'" in refused.stderr
+    assert "`api_model` of `settings` was 'org/big' and is 'org/other'" in refused.stderr
 
 
 def test_an_interrupted_run_says_how_to_go_on(options, tmp_path, monkeypatch):
-    add = ShardStore.add
+    add = LabelFolder.add
 
-    def interrupted(self, *arguments):
-        add(self, *arguments)
-        if len(self.finished()) == 2:
+    def interrupted(self, row, **arrays):
+        add(self, row, **arrays)
+        if len(self) == 2:
             raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(ShardStore, "add", interrupted)
+        patched.setattr(LabelFolder, "add", interrupted)
         result = run(*options)
     assert result.exit_code == 130
     assert re.search(r"stopped; 2 prompts are in .*data, and the same command goes on from there", result.stdout)
@@ -217,7 +207,7 @@ def test_processes_share_the_prompts(options, tmp_path, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("RANK", "1")
     assert "process 1 is done; others are still at work" in ok(*options)
-    assert sorted(load_mined(tmp_path / "data").prompts["prompt_id"]) == [1, 3]
+    assert sorted(row.id for row in load_mined(tmp_path / "data").prompts) == [1, 3]
     monkeypatch.setenv("RANK", "0")
     assert figure(ok(*options), "prompts") == "4"
 
@@ -230,8 +220,7 @@ def test_processes_on_two_machines_mine_at_once(options, tmp_path):
         fork(lambda: sys.stdout.write(ok(*options)), out=printed[rank], RANK=rank, **environment) for rank in range(2)
     ]
     assert [ended(process) for process in both] == [0, 0]
-    assert sorted(load_mined(tmp_path / "data").prompts["prompt_id"]) == [0, 1, 2, 3]
-    assert {path.name.split("-")[1] for path in (tmp_path / "data").glob("prompts-*")} == {"000", "001"}
+    assert sorted(row.id for row in load_mined(tmp_path / "data").prompts) == [0, 1, 2, 3]
     # The first to end may only say that the other is at work.
     assert "4" in [found for path in printed for found in figures(path.read_text(), "prompts")]
 

@@ -20,7 +20,7 @@ from hf_lossy_assist.cli.console import Console
 from hf_lossy_assist.cli.rendering import ConsoleStreamer
 from hf_lossy_assist.errors import LossyValueError, warn
 from hf_lossy_assist.store.folder import Process, claimed
-from tests.training.shards import elsewhere
+from tests.forking import elsewhere
 
 # A title, a link, a colour, a cursor that moves, eight-bit forms of them, and what erases a line.
 SEQUENCES = "\x1b]0;mine\x07\x1b]8;;http://x\x1b\\here\x1b]8;;\x1b\\\x1b[31m\x1b[2A\x9b2J\x9d0;t\x9c\r\b\x7f[link=http://x]y[/link]"

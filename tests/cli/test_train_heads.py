@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 
 import numpy as np
@@ -12,7 +11,6 @@ from typer.testing import CliRunner
 from hf_lossy_assist import pairs
 from hf_lossy_assist.cli import app
 from hf_lossy_assist.heads import JudgeHead, VerifierHead
-from hf_lossy_assist.training.verifier_training import AdamLayer
 from tests.training.synthetic import judged, ratios, write_judged, write_ratios
 
 
@@ -20,12 +18,6 @@ def run(*arguments: object, status: int = 0):
     result = CliRunner().invoke(app, ["train", *map(str, arguments)], env={"COLUMNS": "160"})
     assert result.exit_code == status, result.output
     return result
-
-
-@pytest.fixture(autouse=True)
-def _quick(monkeypatch):
-    """Verifiers descend in large steps, and stop soon: tests/training is about what a fit comes to."""
-    monkeypatch.setattr(AdamLayer.__init__, "__defaults__", (0.05, 256, 3, 300, None, 0))
 
 
 @pytest.fixture(scope="module")
@@ -56,48 +48,8 @@ def test_a_judge_is_trained_and_described(mined, tmp_path):
     assert f"AUC {metrics['auc']} {bounds} out of fold, on all prompts" in printed.stdout
     assert f"| ROC-AUC | {metrics['auc']} {bounds} |" in card
     assert "| out of fold | |" in card
-    curve = [name.split("_")[2] for name in metrics if name.startswith("auc_from_")]
-    assert "prompts seen: " + ", ".join(f"{n} {metrics[f'auc_from_{n}_prompts']}" for n in curve) in printed.stdout
-    assert all(f"| ROC-AUC after {n} prompts | {metrics[f'auc_from_{n}_prompts']} |" in card for n in curve)
     assert "![ROC curve](roc.png)" in card
     assert (tmp_path / "roc.png").is_file()
-
-
-def marked(path, examples=24):
-    """Write responses in which every third number is marked."""
-    lines = []
-    for i in range(examples):
-        response = f" He has {i + 3} pens, so {i % 5} are left."
-        end = response.index(" pens")
-        spans = [[8, end]] if i % 3 == 0 else []
-        lines.append(json.dumps({"prompt": f"Tom has {i} pens.", "response": response, "spans": spans}))
-    path.write_text("\n".join(lines))
-    return path
-
-
-def test_a_judge_of_annotated_responses(tiny_pair_folder, tmp_path):
-    file = marked(tmp_path / "mistakes.jsonl")
-    target, draft = (tiny_pair_folder / role for role in ("target", "draft"))
-    out = tmp_path / "head"
-    printed = run(
-        "judge", "--annotations", file, "--model", target, "--assistant", draft, "--models", "both", "--out", out
-    ).stdout
-    config = JudgeHead.from_pretrained(out).config
-    assert (config.task, config.models) == ("mistakes", "both")
-    assert (config.target.name, config.draft.name) == ("target", "draft")
-    assert (config.provenance["data"]["responses"], config.provenance["data"]["spans"]) == (24, 8)
-    assert "24 prompts" in printed
-
-
-def test_the_bundled_pair_by_name(tmp_path):
-    file, out = marked(tmp_path / "mistakes.jsonl", 12), tmp_path / "head"
-    run("judge", "--annotations", file, "--pair", "arithmetic", "--task", "pens", "--license", "mit", "--out", out)
-    head, pair = JudgeHead.from_pretrained(out), pairs.load("arithmetic")
-    head.check(pair.target, pair.draft)
-    assert head.config.task == "pens"
-    card = (out / "README.md").read_text()
-    assert "license: mit" in card
-    assert 'pairs.load("arithmetic")' in card
 
 
 def test_a_target_that_was_behind_an_api_is_known_by_its_configuration(tiny_pair_folder, tmp_path):
@@ -147,14 +99,7 @@ def test_the_position_may_be_chosen(ratio_data, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("judge",), "either `--data` or `--annotations`"),
-        (("judge", "--data", "MINED", "--annotations", "FILE"), "either `--data` or `--annotations`"),
-        (("judge", "--data", "MINED", "--device", "x", "--task", "y"), "--task, --device can't be given with `--data`"),
         (("judge", "--data", "MINED", "--model", "/nowhere/at/all"), "`--model`"),
-        (("judge", "--annotations", "FILE"), "`--model` and `--assistant` have to be given"),
-        (("judge", "--annotations", "FILE", "--model", "x"), "`--assistant` has to be given"),
-        (("judge", "--annotations", "FILE", "--model", "x", "--pair", "arithmetic"), "leave out `--model`"),
-        (("judge", "--annotations", "FILE", "--pair", "arithmetic"), "`--annotations` has to be a text file"),
         (("judge", "--data", "/nowhere/at/all"), "'/nowhere/at/all'"),
         (("judge", "--data", "RATIOS"), "`lossy-assist train verifier`"),
         (("verifier", "--data", "MINED"), "`lossy-assist train judge`"),
@@ -178,10 +123,10 @@ def test_errors_are_one_line(mined, ratio_data, tmp_path, arguments, message):
         "ONE_PROMPT": replace(examples, prompts=np.zeros(50, int)),
         "BROKEN": broken,
     }
-    places = {"MINED": mined, "RATIOS": ratio_data, "FILE": tmp_path / "none.jsonl", "EMPTY": tmp_path / "EMPTY"}
+    places = {"MINED": mined, "RATIOS": ratio_data, "EMPTY": tmp_path / "EMPTY"}
     places["EMPTY"].mkdir()
     for name in set(bad) & set(arguments):
-        places[name] = write_judged(tmp_path / name, bad[name], shards=1)
+        places[name] = write_judged(tmp_path / name, bad[name])
     result = run(*(places.get(argument, argument) for argument in arguments), "--out", tmp_path / "head", status=2)
     (line,) = result.stderr.splitlines()
     assert line.startswith("error: ")

@@ -25,6 +25,7 @@ from hf_lossy_assist.evaluation.result import (
 )
 from hf_lossy_assist.evaluation.scores import ModeScore, Speed
 from hf_lossy_assist.evaluation.tables import as_text
+from hf_lossy_assist.training.label_folder import PromptLabels
 
 LABEL = "topk@24:k=5:tolerance=1.0+dropmatch:criterion=naive"
 SLOW = 11.85  # seconds, so many milliseconds that they could be shown as 1.185e+04
@@ -39,7 +40,8 @@ SCORES = [
 TESTED = SimpleNamespace(
     mode=LABEL, outcome="not certified", n=12345, loss=12.34, bound=23.45, confidence=99.9, tokens_per_second=12345.6,
 )  # fmt: skip
-PROMPTS = [{"status": "mined", "mismatches": 123456, "important": 12345, "target_tokens": 10**8, "retokenised": 12345}]
+COUNTS = {"mismatches": 123456, "important": 12345, "target_tokens": 10**8, "retokenised": 12345}
+PROMPTS = [PromptLabels(0, "mined", columns=COUNTS)]
 STATS = LossyStats(
     rounds=123456, drafted=1234567, accepted=1234567, accepted_histogram=(123,) * 33,
     accepted_by={"dropmatch": 123456, "thresholds": 123456, "typical": 123456}, seconds={"total": 12345.6},

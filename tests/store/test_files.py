@@ -22,7 +22,7 @@ from hf_lossy_assist.store.folder import (
     writing,
 )
 from hf_lossy_assist.values import MOST_LEVELS, from_json
-from tests.training.shards import elsewhere
+from tests.forking import elsewhere
 
 ZIPPED = gzip.compress(b"text", mtime=0)
 NO_JSON = {

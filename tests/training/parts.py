@@ -12,9 +12,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 from hf_lossy_assist.compat import ending_tokens
 from hf_lossy_assist.tasks import Example, Task
 from hf_lossy_assist.training.choice import DraftArgmax
-from hf_lossy_assist.training.judge_labels import JudgeMiner
-from hf_lossy_assist.training.label_folder import PromptResult
-from hf_lossy_assist.training.labelling import Labelling, mine
+from hf_lossy_assist.training.judge_labels import JudgeLabels, JudgeMiner
+from hf_lossy_assist.training.labelling import Labelling, PromptResult, mine
 from hf_lossy_assist.training.search import Chosen, Found, Searches
 from hf_lossy_assist.training.writing import LocalWriter, Prompt, ResponseLimits
 from tests.tiny_models import VOCAB, noisy_copy, tiny
@@ -139,7 +138,7 @@ def judge(parts: Parts, slots: int = 3) -> JudgeMiner:
 def labelling(parts: Parts, limit: int, **more) -> Labelling:
     models = {"target": parts.target, "draft": parts.draft}
     sizes = {"limit": limit, "split": "train", "batch_size": 3, "max_new_tokens": parts.max_new_tokens}
-    return Labelling(parts.task, parts.tokenizer, **models | sizes | more)
+    return Labelling(parts.task, parts.tokenizer, **models | {"labels": JudgeLabels()} | sizes | more)
 
 
 @dataclass

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 
 from hf_lossy_assist.heads import ModelIdentity
 from hf_lossy_assist.training.examples import Examples, Origin, Ratios
+from hf_lossy_assist.training.label_folder import LabelFolder, PromptLabels
 
 TARGET_SIZE, DRAFT_SIZE = 6, 4
 TARGET = ModelIdentity("org/large", "abc", "LlamaForCausalLM", TARGET_SIZE, 100, (1.0, 2.0))
@@ -55,51 +53,38 @@ def ratios(prompts: int = 120, tokens: int = 5, seed: int = 0) -> Ratios:
     return Ratios(states, q * np.exp(-0.4 * signal), q, np.repeat(np.arange(prompts), tokens), np.resize(KINDS, n))
 
 
-def write_judged(folder: Path, examples: Examples, shards: int = 2, **manifest: Any) -> Path:
+def write_judged(folder: Path, examples: Examples, **manifest: Any) -> Path:
     """Write what ``lossy-assist mine`` writes."""
     n = len(examples)
     tokens = {
-        "prompt_id": examples.prompts,
         "index": np.arange(n),
         "target_token": np.full(n, 5),
         "draft_token": np.full(n, 6),
         "important": examples.labels,
         "weight": examples.weights,
-        **{name: list(state) for name, state in examples.states.items()},
+        **examples.states,
     }
-    return _write(folder, "judge", tokens, examples.prompts, shards, manifest)
+    return _write(folder, "judge", tokens, examples.prompts, manifest)
 
 
-def write_ratios(folder: Path, data: Ratios, shards: int = 2, **manifest: Any) -> Path:
+def write_ratios(folder: Path, data: Ratios, **manifest: Any) -> Path:
     n = len(data.p)
     tokens = {
-        "prompt_id": data.prompts,
-        "kind": data.kinds,
+        "kind": np.array([KINDS.index(kind) for kind in data.kinds], dtype=np.int8),
         "index": np.arange(n),
         "token": np.full(n, 5),
         "p": data.p.astype(np.float32),
         "q": data.q.astype(np.float32),
-        "previous": list(data.states["previous"]),
-        "token_state": list(data.states["token"]),
+        "previous": data.states["previous"],
+        "token_state": data.states["token"],
     }
-    return _write(folder, "ratio", tokens, data.prompts, shards, manifest)
+    return _write(folder, "ratio", tokens, data.prompts, manifest)
 
 
-def _write(folder, kind, tokens, prompts, shards, manifest) -> Path:
-    folder.mkdir(parents=True, exist_ok=True)
-    ids = np.unique(prompts)
-    table = {
-        "prompt_id": ids,
-        "status": ["mined"] * len(ids),
-        "prompt": [f"{folder.name}, {i}" for i in ids],
-    }
-    for name, columns, owner in (("prompts", table, ids), ("tokens", tokens, prompts)):
-        for shard in range(shards):
-            chosen = np.isin(owner, ids[shard::shards])
-            rows = {key: [value[i] for i in np.flatnonzero(chosen)] for key, value in columns.items()}
-            numbers = f"{shard:03d}-{0:07d}-{len(ids[shard::shards]) - 1:07d}"
-            pq.write_table(pa.table(rows), folder / f"{name}-{numbers}.parquet")
-    text = {"kind": kind, "task": "arithmetic", "target": asdict(TARGET), "draft": asdict(DRAFT)}
-    text |= {"settings": {"split": "train"}, "runs": [], **manifest}
-    (folder / "manifest.json").write_text(json.dumps(text))
+def _write(folder, kind, tokens, prompts, manifest) -> Path:
+    plan = {"kind": kind, "task": "arithmetic", "target": asdict(TARGET), "draft": asdict(DRAFT)}
+    store = LabelFolder(folder, plan | {"settings": {"split": "train"}, **manifest})
+    for prompt in np.unique(prompts).tolist():
+        row = PromptLabels(prompt, "mined", prompt=f"{folder.name}, {prompt}")
+        store.add(row, **{name: np.asarray(values)[prompts == prompt] for name, values in tokens.items()})
     return folder

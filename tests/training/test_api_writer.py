@@ -60,15 +60,15 @@ def test_a_server_that_dies_midway_costs_nothing_that_was_mined(tmp_path):
     dying = openai_server(*[completes(parts.target, parts.tokenizer)] * 26, fails(500))
     with dying as server, pytest.raises(LossyServiceError, match="what was mined is kept"):
         mined_by(server)
-    before = load_mined(tmp_path).prompts.to_list()
+    before = load_mined(tmp_path).prompts
     assert 0 < len(before) < 6
     with openai_server(completes(parts.target, parts.tokenizer)) as server:
         notes = mined_by(server)
     assert notes.finished == len(before)
     mined = load_mined(tmp_path)
-    assert sorted(mined.prompts["prompt_id"]) == list(range(6))
-    assert mined.prompts.to_list()[: len(before)] == before
-    assert [name for name in mined.tokens.column_names if name.endswith("_draft")] == ["draft_draft"]
+    assert sorted(row.id for row in mined.prompts) == list(range(6))
+    assert mined.prompts[: len(before)] == before
+    assert [name for name in mined.tokens if name.endswith("_draft")] == ["draft_draft"]
     assert mined.manifest["target"] is None
 
 

@@ -7,16 +7,15 @@ import json
 from dataclasses import asdict, replace
 
 import numpy as np
-import pyarrow.parquet as pq
 import pytest
 
 from hf_lossy_assist import LossyValueError
 from hf_lossy_assist.training.examples import check, read_judged, read_ratios, read_together
+from hf_lossy_assist.training.label_folder import LabelFolder
 from tests.training.synthetic import DRAFT, TARGET, judged, ratios, write_judged, write_ratios
 
 
 def by_prompt(examples):
-    """Shards come in an order of their own; within a prompt, tokens do not."""
     order = np.argsort(examples.prompts, kind="stable")
     return {name: state[order] for name, state in examples.states.items()}, examples.labels[order], order
 
@@ -92,9 +91,10 @@ def test_folders_of_something_else(tmp_path):
 
 
 def test_prompts_without_labels(tmp_path):
-    folder = write_judged(tmp_path, judged(prompts=4), shards=1)
-    (path,) = folder.glob("tokens-*.parquet")
-    pq.write_table(pq.read_table(path).slice(0, 0), path)
+    folder = write_judged(tmp_path, judged(prompts=4))
+    store = LabelFolder(folder, LabelFolder(folder).plan)
+    for row in store:
+        store.add(row)  # without its tokens
     with pytest.raises(LossyValueError, match="none of the 4 prompts"):
         read_judged(folder)
 
@@ -107,9 +107,11 @@ def test_states_that_were_not_mined(tmp_path):
 
 
 def test_rows_of_different_lengths(tmp_path):
-    examples = judged(prompts=4)
-    ragged = [*examples.states["target_draft"][1:], np.zeros(3, np.float32)]
-    write_judged(tmp_path, replace(examples, states={"target_draft": ragged}))
+    write_judged(tmp_path, judged(prompts=4))
+    store = LabelFolder(tmp_path, LabelFolder(tmp_path).plan)
+    (first, *_) = store
+    tokens = store.arrays(first.id)
+    store.add(first, **tokens | {"target_draft": tokens["target_draft"][:, 1:]})
     with pytest.raises(LossyValueError, match="'target_draft'"):
         read_judged(tmp_path)
 

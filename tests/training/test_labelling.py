@@ -12,10 +12,10 @@ import torch
 
 from hf_lossy_assist import LossyValueError
 from hf_lossy_assist.models.reading import CachedText
-from hf_lossy_assist.store.folder import Process
+from hf_lossy_assist.store.folder import Process, claimed
 from hf_lossy_assist.training.judge_labels import mismatch_states
 from hf_lossy_assist.training.label_folder import load_mined
-from tests.forking import ended, fork
+from tests.forking import elsewhere, ended, fork
 from tests.tiny_models import tiny
 from tests.training.parts import Checksum, labelling, run, tiny_parts
 
@@ -28,37 +28,37 @@ def test_everything_is_stored(tmp_path):
     assert (notes.finished, notes.total, len(notes.results)) == (0, 5, 5)
     mined = load_mined(tmp_path)
     found = {result.prompt.id: result.found for result in parts.searches(2).run(parts.prompts(5))}
-    tokens = mined.tokens.with_format("torch")
-    assert set(tokens.column_names) == {
+    assert set(mined.tokens) == {
         "prompt_id", *LABELS, "target_previous", "target_draft", "draft_previous", "draft_draft",
     }  # fmt: skip
-    for prompt in mined.prompts:
-        i = prompt["prompt_id"]
-        assert prompt["prompt_tokens"] == list(parts.prompts(5)[i].tokens)
-        assert prompt["status"] == ("skipped" if found[i].answer is None else "mined")
-        assert (prompt["first_response"], prompt["last_response"]) == (list(found[i].first), list(found[i].last))
-        assert prompt["answer"] == found[i].answer
-        rows = [row for row in tokens if row["prompt_id"] == i]
-        labels = [tuple(int(row[name]) for name in LABELS) for row in rows]
+    for row in mined.prompts:
+        i, own = row.id, mined.tokens["prompt_id"] == row.id
+        assert row.prompt_tokens == parts.prompts(5)[i].tokens
+        assert row.status == ("skipped" if found[i].answer is None else "mined")
+        if found[i].answer is None:
+            assert not own.any()
+            continue
+        assert (row.columns["first_response"], row.columns["last_response"]) == ([*found[i].first], [*found[i].last])
+        assert row.columns["answer"] == found[i].answer
+        labels = [*zip(*(mined.tokens[name][own].tolist() for name in LABELS), strict=True)]
         assert labels == [dataclasses.astuple(mismatch) for mismatch in found[i].mismatches]
-        assert (prompt["mismatches"], prompt["important"]) == (len(rows), sum(int(row["important"]) for row in rows))
-        if rows:
-            given = prompt["prompt_tokens"], found[i].last, found[i].mismatches
-            states = mismatch_states(parts.target, *given, CachedText())
-            for name, values in states.items():
-                stored = torch.stack([row[f"target_{name}"] for row in rows])
-                torch.testing.assert_close(stored, values, atol=2e-5, rtol=1e-4)
-    assert len(mined.tokens) > 3
+        counts = own.sum(), mined.tokens["important"][own].sum()
+        assert (row.columns["mismatches"], row.columns["important"]) == counts
+        states = mismatch_states(parts.target, row.prompt_tokens, found[i].last, found[i].mismatches, CachedText())
+        for name, values in states.items():
+            stored = torch.from_numpy(mined.tokens[f"target_{name}"][own])
+            torch.testing.assert_close(stored, values, atol=2e-5, rtol=1e-4)
+    assert len(mined) > 3
 
 
 def test_a_repeated_run_mines_the_rest(tmp_path):
     parts = tiny_parts(seed=3)
     run(tmp_path, labelling(parts, 3))
-    before = load_mined(tmp_path).prompts.to_list()
+    before = load_mined(tmp_path).prompts
     notes = run(tmp_path, labelling(parts, 6))
     assert (notes.finished, notes.total) == (3, 6)
     assert sorted(outcome.prompt.id for outcome in notes.results) == [3, 4, 5]
-    assert load_mined(tmp_path).prompts.to_list()[:3] == before
+    assert load_mined(tmp_path).prompts[:3] == before
     assert run(tmp_path, labelling(parts, 6)).results == []
 
 
@@ -72,11 +72,17 @@ def test_processes_share_the_prompts(tmp_path):
 
     def labels(folder):
         tokens = load_mined(folder).tokens
-        return sorted(zip(*(tokens[name][:] for name in ("prompt_id", "index", "important")), strict=True))
+        return sorted(zip(*(tokens[name].tolist() for name in ("prompt_id", "index", "important")), strict=True))
 
     assert labels(shared) == labels(alone)
     # One process alone would find nothing to do.
     assert run(shared, labelling(parts, 5)).results == []
+
+
+def test_another_number_of_processes_at_the_same_time_is_refused(tmp_path):
+    parts = tiny_parts(seed=3)
+    with claimed(tmp_path, Process()), pytest.raises(LossyValueError, match="process 0 of 1 is at work"):
+        elsewhere(lambda: run(tmp_path, labelling(parts, 6, process=Process(1, 2))))
 
 
 class Moody(Checksum):
@@ -96,7 +102,7 @@ def test_a_task_that_raises_is_recorded_and_tried_again(tmp_path):
     texts = [example.prompt for example in Checksum().examples("train", 5)]
     parts = tiny_parts(seed=3, task=Moody(lambda example: example.prompt == texts[1]))
     run(tmp_path, labelling(parts, 5))
-    statuses = {row["prompt_id"]: (row["status"], row["error"]) for row in load_mined(tmp_path).prompts}
+    statuses = {row.id: (row.status, row.error) for row in load_mined(tmp_path).prompts}
     assert len(statuses) == 5
     assert statuses[1] == ("failed", "ZeroDivisionError: no idea")
     assert [i for i in statuses if statuses[i][0] == "failed"] == [1]
@@ -104,14 +110,14 @@ def test_a_task_that_raises_is_recorded_and_tried_again(tmp_path):
     parts.task.moods = lambda example: False
     notes = run(tmp_path, labelling(parts, 5))
     assert [outcome.prompt.id for outcome in notes.results] == [1]
-    assert load_mined(tmp_path).prompts.num_rows == 5
+    assert len(load_mined(tmp_path).prompts) == 5
 
 
 def test_a_task_that_always_raises_stops_the_run(tmp_path):
     parts = tiny_parts(task=Moody(lambda example: True))
     with pytest.raises(LossyValueError, match=r"`task`.*first 10 prompts.*ZeroDivisionError: no idea"):
         run(tmp_path, labelling(parts, 40))
-    assert load_mined(tmp_path).prompts.num_rows == 10
+    assert len(load_mined(tmp_path).prompts) == 10
     with pytest.raises(LossyValueError, match="`split`"):
         run(tmp_path, labelling(parts, 0))
     # One success is enough to go on.
@@ -128,9 +134,9 @@ def test_prompts_that_do_not_fit_are_skipped(tmp_path):
     parts.target.config.max_position_embeddings = 24
     run(tmp_path, labelling(parts, 6, max_new_tokens=24 - limit))
     for row in load_mined(tmp_path).prompts:
-        too_long = lengths[row["prompt_id"]] > limit
-        assert (row["error"] or "").startswith("the prompt has") == too_long
-        assert row["status"] == "skipped" or not too_long
+        too_long = lengths[row.id] > limit
+        assert (row.error or "").startswith("the prompt has") == too_long
+        assert row.status == "skipped" or not too_long
     (prompt,), other = parts.prompts(1), labelling(parts, 1, target=tiny(), draft=tiny("gpt2"), max_new_tokens=100)
     fits = [other.refusal(dataclasses.replace(prompt, tokens=(3,) * n)) is None for n in (0, 1, 156, 157)]
     assert fits == [False, True, True, False]
@@ -140,20 +146,21 @@ def test_a_killed_process_is_continued(tmp_path):
     """SIGKILL, a hard one: nothing that was finished is lost or mined again."""
     parts = tiny_parts(seed=3)
     victim = fork(run, tmp_path, labelling(parts, 2000))
+    lines = tmp_path / "prompts.jsonl"
     for _ in range(1200):
-        if len(list(tmp_path.glob("prompts-*.parquet"))) >= 5 or not victim.is_alive():
+        if (lines.is_file() and lines.read_text().count("\n") >= 5) or not victim.is_alive():
             break
         time.sleep(0.05)
     victim.kill()
     assert ended(victim) == -signal.SIGKILL
-    before = {row["prompt_id"]: row for row in load_mined(tmp_path).prompts}
+    before = {row.id: row for row in load_mined(tmp_path).prompts}
     assert len(before) >= 5
 
     count = max(before) + 3
     notes = run(tmp_path, labelling(parts, count))
     after = load_mined(tmp_path)
     assert sorted(outcome.prompt.id for outcome in notes.results) == sorted(set(range(count)) - before.keys())
-    assert sorted(after.prompts["prompt_id"]) == list(range(count))
-    assert {row["prompt_id"]: row for row in after.prompts if row["prompt_id"] in before} == before
-    labels = Counter(after.tokens["prompt_id"])
-    assert all(labels[row["prompt_id"]] == row["mismatches"] for row in after.prompts)
+    assert sorted(row.id for row in after.prompts) == list(range(count))
+    assert {row.id: row for row in after.prompts if row.id in before} == before
+    labels = Counter(after.tokens["prompt_id"].tolist())
+    assert all(labels[row.id] == row.columns.get("mismatches", 0) for row in after.prompts)

@@ -12,11 +12,12 @@ from hf_lossy_assist import LossyValueError
 from hf_lossy_assist.training.examples import Examples
 from hf_lossy_assist.training.validation import (
     auc_draws,
-    interval,
+    both_classes,
+    folds_of,
     largest_threshold,
+    quantiles,
     rates,
     recall_and_skipped,
-    validation_mask,
 )
 
 TOKENS = st.lists(st.tuples(st.booleans(), st.integers(0, 20).map(lambda n: n / 20)), min_size=1, max_size=40)
@@ -27,7 +28,7 @@ def examples_of(labels, prompts=None) -> Examples:
 
 
 def auc_interval(labels, scores, prompts, **options) -> tuple[float, float]:
-    return interval(auc_draws(examples_of(labels, prompts), scores, **options))
+    return quantiles(auc_draws(examples_of(labels, prompts), scores, **options))
 
 
 @settings(max_examples=200)
@@ -104,25 +105,19 @@ def test_an_interval_without_evidence_is_everything():
 def test_no_prompt_is_on_both_sides(seed):
     rng = np.random.default_rng(seed)
     prompts = np.repeat(rng.permutation(1000)[:50], rng.integers(1, 9, size=50))
-    labels = rng.random(len(prompts)) < 0.2
-    mask = validation_mask(labels, prompts, seed=seed)
-    assert not set(prompts[mask]) & set(prompts[~mask])
-    assert len(set(prompts[mask])) == 10
-    assert all(labels[side].any() and not labels[side].all() for side in (mask, ~mask))
-    assert (validation_mask(labels, prompts, seed=seed) == mask).all()
-    assert (validation_mask(labels, prompts, seed=seed + 1) != mask).any()
-
-
-def test_a_rare_class_is_on_both_sides():
-    prompts = np.repeat(np.arange(60), 2)
-    labels = np.isin(prompts, [17, 44])
-    for seed in range(5):
-        mask = validation_mask(labels | (np.arange(120) % 2 == 0) & labels, prompts, seed=seed)
-        assert labels[mask].any()
-        assert labels[~mask].any()
+    examples = examples_of(rng.random(len(prompts)) < 0.2, prompts)
+    folds = folds_of(examples, seed=seed)
+    assert sorted(np.concatenate([judged for _, judged in folds])) == list(range(len(prompts)))
+    for others, judged in folds:
+        assert not set(prompts[others]) & set(prompts[judged])
+        assert len(set(prompts[judged])) >= 5
+        assert both_classes(examples.labels[others])
+    again, other = (folds_of(examples, seed=each) for each in (seed, seed + 1))
+    assert all((a[1] == b[1]).all() for a, b in zip(folds, again, strict=True))
+    assert any(len(a[1]) != len(b[1]) or (a[1] != b[1]).any() for a, b in zip(folds, other, strict=True))
 
 
 def test_a_class_of_one_prompt_cannot_be_validated():
     prompts = np.repeat(np.arange(30), 2)
     with pytest.raises(LossyValueError, match="of 30 prompts 1 have tokens of one class and 30 of the other"):
-        validation_mask((prompts == 3) & (np.arange(60) % 2 == 0), prompts)
+        folds_of(examples_of((prompts == 3) & (np.arange(60) % 2 == 0), prompts))

@@ -15,7 +15,6 @@ from hf_lossy_assist.drafting.eagle3 import Eagle3
 from hf_lossy_assist.evaluation.answers import Answer, AnswerStore, load_answers
 from hf_lossy_assist.generation.certificate import Certificate
 from hf_lossy_assist.integrations.vllm.settings import Drafting, EngineSettings
-from hf_lossy_assist.training.annotations import read_annotations
 from tests.eagle3_heads import random_head, write_legacy
 
 STRANGE = (
@@ -67,7 +66,6 @@ def files(seed: int, count: int) -> Iterator[tuple[str, Callable[[], str]]]:
             "prompts.jsonl.gz": (row, lambda content: file(".jsonl.gz", prompts)(gzip.compress(content))),
             "prompts.gz": (gzip.compress(row, mtime=0), file(".gz", prompts)),
             "gsm8k": (row, file(".jsonl", lambda path: tasks.load("gsm8k", path).examples("test", 9))),
-            "annotations": (row, file(".jsonl", read_annotations)),
             "answers": (rows, folder("answers", "results.jsonl", {"manifest.json": plan}, load_answers)),
             "manifest": (plan, folder("answers", "manifest.json", {}, lambda x: AnswerStore(x, PLAN))),
             "certificate": (b'{"tested": [], "task": "t"}', folder("c", "certificate.json", {}, Certificate.load)),
