@@ -88,7 +88,10 @@ class ForwardInputs:
             longer = {name: values for name, values in longer.items() if name in _TYPES}
         rest = {name: value for name, value in model_kwargs.items() if name not in longer}
         rest = self.model._update_model_kwargs_for_generation(
-            outputs, rest, is_encoder_decoder=self.with_encoder, num_new_tokens=committed
+            ModelOutput() if outputs is None else outputs,
+            rest,
+            is_encoder_decoder=self.with_encoder,
+            num_new_tokens=committed,
         )
         model_kwargs.update(rest)
         self._carry(model_kwargs, longer)

@@ -95,7 +95,7 @@ def _told(model: PreTrainedModel) -> str | None:
 
 def ask(model: PreTrainedModel) -> Answers:
     """Return what a model bears; each class with a configuration is asked once."""
-    own, kind = _of_models.setdefault(model, {}), (attention_of(model), model.dtype, model.device.type)
+    own, kind = _of_models.setdefault(model, {}), (attention_of(model), model.dtype, device_of(model).type)
     if kind not in own:
         key = type(model), json.dumps(model.config.to_dict(), sort_keys=True, default=str), *kind
         if key not in _of_kinds:
@@ -106,7 +106,7 @@ def ask(model: PreTrainedModel) -> Answers:
 
 @torch.no_grad()
 def _asked(model: PreTrainedModel) -> Answers:
-    with torch.autocast(model.device.type, enabled=False):
+    with torch.autocast(device_of(model).type, enabled=False):
         try:
             plain = _Reading(model)
         except Exception:  # a model that goes on in no way may fail in any way
