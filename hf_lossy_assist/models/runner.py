@@ -214,8 +214,14 @@ class DynamicCacheRunner(ModelRunner):
     def _tree_inputs(self) -> TreeInputs:
         return TreeInputs(self.model)
 
+    @property
+    def _sees_on(self) -> bool:
+        """Whether a prompt's tokens would see a draft behind it."""
+        told = self.carried.get("token_type_ids") is not None
+        return self.inputs.prompt_sees_on(self.carried) if told else not ask(self.model).at_first
+
     def forgettable(self, length: int) -> int:
-        if self._outputs is None and (not ask(self.model).at_first or self.inputs.prompt_sees_on(self.carried)):
+        if self._outputs is None and self._sees_on:
             return 0
         return sys.maxsize
 
