@@ -586,19 +586,19 @@ def draw_price(path: Path) -> None:
     from matplotlib.figure import Figure
 
     curves = Curves([x for x in rows("price") if x["texts"] == "two-shots"])
-    figure = Figure(figsize=(11, 7), layout="constrained")
-    axes = figure.add_subplot(aspect="equal")
-    axes.set_prop_cycle(color=colormaps["tab20"].colors)
+    figure = Figure(figsize=(10, 6), layout="constrained")
+    axes = figure.add_subplot()
+    axes.set_prop_cycle(color=colormaps["tab10"].colors)
     matter = float(curves.draws[0] @ curves.important)
     axes.plot([0, 1], [0, 1], color="0.8", label="a blind choice")
     axes.plot([0, 1 - matter, 1], [0, 0, 1], color="0.5", linestyle=":", label="one that knows the labels")
-    for rule in (*curves.order, *curves.decisions):
+    for rule in SHOWN:
         kept, important = curves.curve(rule)
-        style = "o" if rule in curves.decisions else "-"
-        axes.plot([0, *kept[0]], [0, *important[0] / matter], style, markersize=3, linewidth=1.2, label=rule)
+        style, label = "o" if rule in curves.decisions else "-", rule.strip("`")
+        axes.plot([0, *kept[0]], [0, *important[0] / matter], style, markersize=3, linewidth=1.4, label=label)
     axes.set(xlabel="share of the mismatches kept", ylabel="share of the important ones kept")
     figure.legend(loc="outside right center", fontsize="small")
-    figure.savefig(path, dpi=120)
+    figure.savefig(path, dpi=100)
 
 
 TABLES: Mapping[str, Mapping[str, Callable[[], str]]] = {
