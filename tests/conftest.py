@@ -13,7 +13,7 @@ from hypothesis import settings
 
 import hf_lossy_assist
 from hf_lossy_assist import pairs
-from hf_lossy_assist.decoding import pace
+from hf_lossy_assist.decoding import slow_drafts
 from hf_lossy_assist.drafting import draft_ends
 from hf_lossy_assist.errors import warn_once
 from hf_lossy_assist.generation import config as call_config
@@ -68,7 +68,7 @@ def gguf_read_once(monkeypatch: pytest.MonkeyPatch):
 @pytest.fixture(autouse=True)
 def _no_clock(monkeypatch: pytest.MonkeyPatch):
     """No call is said to be slow, unless a test means it to: tiny models are, on a busy machine."""
-    monkeypatch.setattr(pace, "ROUNDS", float("inf"))
+    monkeypatch.setattr(slow_drafts, "ROUNDS", float("inf"))
 
 
 @pytest.fixture(autouse=True)

@@ -11,6 +11,8 @@ from .messages import DraftCost, RowDecision
 from .statistics import WORK, LossyStats, joined
 from .token_records import TokenRecord, TokenScores
 
+_STAGES = ("drafting", "verifying", "deciding")
+
 
 class RowRecorder:
     """Collects one row's statistics token by token, so that a text that is cut back can still be counted."""
@@ -100,20 +102,23 @@ class StatsRecorder:
     def __init__(self, lossless: bool, rows: int = 1, first: int = 0) -> None:
         self.lossless = lossless
         self.rows = {row: RowRecorder() for row in range(first, first + rows)}
-        self.seconds = dict.fromkeys(("drafting", "verifying", "deciding"), 0.0)
+        self.seconds = dict.fromkeys(_STAGES, 0.0)
+        self.laps: list[dict[str, float]] = []  # of each round, the seconds of its stages
         self.flops: Mapping[str, float] = {}
         self.work = dict.fromkeys(WORK, 0)
         self._started = time.perf_counter()
         self._stopped: float | None = None
 
     def start(self) -> None:
-        """Begin a stage."""
+        """Begin a round."""
         self._lap = time.perf_counter()
+        self.laps.append(dict.fromkeys(_STAGES, 0.0))
 
     def lap(self, stage: str) -> None:
         """Add the time since the last stage to this one, and begin the next."""
         now = time.perf_counter()
-        self.seconds[stage] += now - self._lap
+        for seconds in (self.seconds, self.laps[-1]):
+            seconds[stage] += now - self._lap
         self._lap = now
 
     def target_call(self, tokens: int, rows: Sequence[int], among: int) -> None:

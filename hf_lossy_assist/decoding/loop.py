@@ -19,8 +19,8 @@ from ..drafting import Drafter
 from ..models.target import Target
 from .inspector import with_scores
 from .outputs import GenerateLossyOutput, OutputRecorder
-from .pace import Pace
 from .progress import Progress
+from .slow_drafts import warn_of_loss
 
 
 @dataclass(eq=False)
@@ -44,9 +44,6 @@ class Decoding:
     synced: bool = False  # whether every process runs a forward of the target in every round, until all have finished
     done: bool = field(default=False, init=False)
 
-    def __post_init__(self) -> None:
-        self.pace = Pace(self.texts.device)
-
     def decode(self) -> tuple[Tensor | GenerateLossyOutput, LossyStats]:
         """Run rounds until every row ends; return the output of ``generate()``, and the statistics."""
         with self.in_use():
@@ -59,12 +56,9 @@ class Decoding:
             return self.finish()
 
     def round(self) -> None:
-        pace, self.adapters.rows = self.pace, self.texts.rows
+        self.adapters.rows = self.texts.rows
         self.stats.start()
-        pace.began.append(pace.now())
-        draft = self.draft()
-        pace.drafted.append(pace.now())
-        self.conclude(draft)
+        self.conclude(self.draft())
 
     def conclude(self, draft: Draft) -> None:
         candidate = self.texts.with_draft(draft.tokens)
@@ -193,7 +187,7 @@ class Decoding:
             self.target.runner.settle(texts)
         stats.flops = self.drafter.flops(self.target.model, texts.shape[1], stats)
         result = stats.finish()
-        self.pace.warn_of_loss(self.target.model, max(generated.values()), result.accepted)
+        warn_of_loss(self.target.model, stats.laps, max(generated.values()), result.accepted)
         if not outputs.as_dict:
             return texts, result
         return outputs.finish(texts, result, self.target.carried if one else {}), result

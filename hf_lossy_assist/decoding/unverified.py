@@ -74,7 +74,6 @@ class UnverifiedDecoding(Decoding):
     drafter: UnverifiedDrafter
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         self.request = self.acceptor.unverified_drafting
         self.stats.rows = {row: RunRecorder() for row in self.stats.rows}
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from hf_lossy_assist import LossyVerification
-from hf_lossy_assist.decoding import pace
+from hf_lossy_assist.decoding import slow_drafts
 from tests.acceptors.fixtures import verifier_head
 from tests.tiny_models import noisy_copy, padded, prompt, tiny
 
@@ -57,7 +57,7 @@ def world(monkeypatch: pytest.MonkeyPatch) -> Callable[..., World]:
     def make(useless: bool = False) -> World:
         made = World(useless)
         monkeypatch.setattr(time, "perf_counter", lambda: made.now)
-        monkeypatch.setattr(pace, "ROUNDS", 16)
+        monkeypatch.setattr(slow_drafts, "ROUNDS", 16)
         return made
 
     return make
@@ -158,40 +158,3 @@ def test_rows_that_end_later_count_as_long_as_they_go_on(world: Callable[..., Wo
     w = world()
     w.seconds["draft"] = 0.01
     assert w.warned(**padded()) == []
-
-
-class Event:
-    """An event of a GPU: nobody may wait for it."""
-
-    made = reached = 0
-
-    def __init__(self, enable_timing: bool) -> None:
-        assert enable_timing
-
-    def query(self) -> bool:
-        return self.at <= Event.reached
-
-    def record(self, stream: Any) -> None:
-        Event.made += 1
-        self.at = Event.made
-
-    def elapsed_time(self, end: Event) -> float:
-        return 1000.0 * (end.at - self.at)
-
-
-def test_a_gpu_s_times_are_read_after_the_call_without_a_wait(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(torch.cuda, "Event", Event)
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: None)
-    monkeypatch.setattr(pace, "ROUNDS", 3)
-    times = pace.Pace(torch.device("cuda"))
-    for _ in range(5):
-        times.began.append(times.now())
-        times.drafted.append(times.now())
-    target = tiny()
-    Event.reached = Event.made - 2
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        times.warn_of_loss(target, 5)
-    Event.reached = Event.made - 1  # nobody has waited for the last draft
-    with pytest.warns(UserWarning, match=r"took 2000 ms.* at most 1000 ms.* 1\.00 tokens.* 50% of its time"):
-        times.warn_of_loss(target, 5)
