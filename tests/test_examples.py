@@ -28,6 +28,7 @@ SAYS = {
     "10_chat_model": "tokens per round",
     "11_tensor_parallel": "1 processes, ",
     "13_rollouts": "lossless: True",
+    "14_llm_judge": "is a vote of 1 for the first response",
 }
 
 

@@ -6,14 +6,18 @@ totals. A problem's numbers and operations decide its split, so no seed moves a 
 
 from __future__ import annotations
 
+import json
 import random
 import re
 import zlib
 from dataclasses import dataclass
+from importlib.resources import files
 
 from .task import Example, Task
 
 MAX_TOTAL = 900
+# Answers depend on the numbers alone. Every sentence has several wordings, so two models can differ and both be right.
+_WORDS = json.loads(files(__package__).joinpath("arithmetic.json").read_text(encoding="utf-8"))
 _ANSWER = re.compile(r"answer is\s*(-?[\d,]*\d)")
 # Problems fall into 20 buckets.
 _BUCKETS = {"test": range(0, 1), "validation": range(1, 2), "train": range(2, 20)}
@@ -98,37 +102,37 @@ def word_problem(problem: Problem, rng: random.Random, *, interleaved: bool = Fa
 
     ``interleaved`` questions first say how much each of two people has, so only names tell whose event is whose.
     """
-    names = rng.sample(_NAMES, 3)
-    things, other_things = rng.sample(_THINGS, 2)
+    names = rng.sample(_WORDS["names"], 3)
+    things, other_things = rng.sample(_WORDS["things"], 2)
 
-    def say(templates: tuple[str, ...], who: int = 0, **values: int) -> str:
+    def say(templates: list[str], who: int = 0, **values: int) -> str:
         return rng.choice(templates).format(
-            name=names[who], other=names[1], things=things, place=rng.choice(_PLACES), **values
+            name=names[who], other=names[1], things=things, place=rng.choice(_WORDS["places"]), **values
         )
 
     question, solution = [], []
-    starts = [say(_START, who, n=start) for who, start in enumerate(problem.starts)]
-    events = [(step.who, say(_EVENTS[step.op], step.who, k=step.operand)) for step in problem.steps]
+    starts = [say(_WORDS["start"], who, n=start) for who, start in enumerate(problem.starts)]
+    events = [(step.who, say(_WORDS["events"][step.op], step.who, k=step.operand)) for step in problem.steps]
     if interleaved:
         question = [*starts, *(event for _, event in events)]
     else:
         for who, start in enumerate(starts):
             question += [start, *(event for owner, event in events if owner == who)]
     if rng.random() < 0.35:
-        distractor = rng.choice(_DISTRACTORS).format(
-            other=names[2], other_things=other_things, place=rng.choice(_PLACES), n=rng.randint(2, 99)
+        distractor = rng.choice(_WORDS["distractors"]).format(
+            other=names[2], other_things=other_things, place=rng.choice(_WORDS["places"]), n=rng.randint(2, 99)
         )
         question.insert(rng.randint(len(problem.starts), len(question)), distractor)
-    question.append(say(_QUESTIONS[problem.kind]))
+    question.append(say(_WORDS["questions"][problem.kind]))
 
     for who, start in enumerate(problem.starts):
-        solution.append(say(_SOLUTION_START, who, n=start))
+        solution.append(say(_WORDS["solution_start"], who, n=start))
         for step in (s for s in problem.steps if s.who == who):
-            solution.append(say(_SOLUTION_STEPS[step.op], who, a=step.before, k=step.operand, b=step.after))
+            solution.append(say(_WORDS["solution_steps"][step.op], who, a=step.before, k=step.operand, b=step.after))
     if problem.kind != "total":
         a, k = problem.totals
-        solution.append(say(_SOLUTION_COMBINE[problem.kind], a=a, k=k, b=problem.answer))
-    solution.append(_CLOSING.format(answer=problem.answer))
+        solution.append(say(_WORDS["solution_combine"][problem.kind], a=a, k=k, b=problem.answer))
+    solution.append(_WORDS["closing"].format(answer=problem.answer))
     return Example(
         prompt=f"Question: {' '.join(question)}\nAnswer:",
         answer=str(problem.answer),
@@ -173,127 +177,3 @@ class Arithmetic(Task):
     def extract_answer(self, text: str) -> str | None:
         found = _ANSWER.findall(text)
         return str(int(found[-1].replace(",", ""))) if found else None
-
-
-# Answers depend on the numbers alone. Every sentence has several wordings, so two models can differ and both be right.
-_NAMES = (
-    "Ada Ben Cora Dan Eva Finn Gina Hugo Ida Jack Kim Leo Mia Noah Olga Paul Quinn Rosa Sam Tara Uma Vera "
-    "Will Xena Yara Zoe Amir Bela Chen Dora Emil Fay Gus Hana Ivan Jade Karl Lily Max Nora Omar Pia Ravi "
-    "Sara Tom Ugo Vic Wendy"
-).split()
-
-_THINGS = (
-    "apples books coins cards shells stamps pens beads cups plates stones marbles stickers flowers pears "
-    "plums nuts eggs cakes tickets boxes buttons keys lamps hats socks ropes bricks tiles nails screws "
-    "toys balls kites drums maps letters photos candles spoons forks bottles jars bags ribbons badges "
-    "seeds leaves"
-).split()
-
-_PLACES = ("at home", "in the shop", "at school", "in the garden", "by the lake", "in the yard", "at work", "in town")
-
-_START = (
-    "{name} has {n} {things} {place}.",
-    "{name} starts with {n} {things}.",
-    "At first, {name} owns {n} {things}.",
-    "There are {n} {things} that belong to {name}.",
-    "{name} keeps {n} {things} {place}.",
-    "In the morning {name} counts {n} {things}.",
-)
-
-_EVENTS = {
-    "+": (
-        "{name} buys {k} more.",
-        "A friend gives {name} {k} more.",
-        "{name} finds {k} {things} {place}.",
-        "Then {name} gets {k} {things} as a gift.",
-        "{k} more arrive for {name}.",
-        "{name} wins {k} in a game.",
-        "Later {name} collects {k} {things}.",
-    ),
-    "-": (
-        "{name} gives away {k}.",
-        "{name} loses {k} {things} {place}.",
-        "Then {name} sells {k}.",
-        "{k} of the {things} of {name} break.",
-        "{name} throws away {k}.",
-        "A thief takes {k} from {name}.",
-        "Later {name} hands {k} {things} to a friend.",
-    ),
-    "x": (
-        "Then the {things} of {name} become {k} times as many.",
-        "{name} trades them and now has {k} times as many {things}.",
-        "A rich uncle makes it {k} times as many for {name}.",
-        "With luck, {name} ends up with {k} times that number.",
-        "{name} swaps each one for {k} {things}.",
-    ),
-}
-
-_DISTRACTORS = (
-    "{other} has {n} {other_things}.",
-    "There are also {n} {other_things} {place}.",
-    "{other} is {n} years old.",
-    "The shop sells {other_things} for {n} cents.",
-    "It takes {n} minutes to walk there.",
-)
-
-_QUESTIONS = {
-    "total": (
-        "How many {things} does {name} have now?",
-        "How many {things} are left with {name} in the end?",
-        "What is the number of {things} of {name} now?",
-    ),
-    "together": (
-        "How many {things} do {name} and {other} have together?",
-        "How many {things} is that in all for {name} and {other}?",
-    ),
-    "difference": (
-        "How many more {things} does {name} have than {other}?",
-        "By how many {things} is {name} ahead of {other}?",
-    ),
-}
-
-_SOLUTION_START = (
-    "{name} starts with {n}.",
-    "First, {name} has {n} {things}.",
-    "We begin with {n} for {name}.",
-    "At the start there are {n} {things}.",
-)
-
-_SOLUTION_STEPS = {
-    "+": (
-        "Adding {k} gives {a} + {k} = {b}.",
-        "Then {name} gets {k} more, so {a} + {k} = {b}.",
-        "After that, {a} + {k} = {b} {things}.",
-        "Next we add: {a} + {k} = {b}.",
-        "With {k} more, it is {a} + {k} = {b}.",
-    ),
-    "-": (
-        "Taking away {k} leaves {a} - {k} = {b}.",
-        "Then {name} has {k} less, so {a} - {k} = {b}.",
-        "After that, {a} - {k} = {b} {things}.",
-        "Next we subtract: {a} - {k} = {b}.",
-        "Without those {k}, it is {a} - {k} = {b}.",
-    ),
-    "x": (
-        "Multiplying by {k} gives {a} x {k} = {b}.",
-        "Then {name} has {k} times as many, so {a} x {k} = {b}.",
-        "After that, {a} x {k} = {b} {things}.",
-        "Next we multiply: {a} x {k} = {b}.",
-        "Now {k} times that is {a} x {k} = {b}.",
-    ),
-}
-
-_SOLUTION_COMBINE = {
-    "together": (
-        "Together they have {a} + {k} = {b}.",
-        "In all, that makes {a} + {k} = {b}.",
-        "The sum is {a} + {k} = {b} {things}.",
-    ),
-    "difference": (
-        "The difference is {a} - {k} = {b}.",
-        "So {name} has {a} - {k} = {b} more.",
-        "That means {a} - {k} = {b} {things} more.",
-    ),
-}
-
-_CLOSING = "The answer is {answer}."

@@ -18,7 +18,6 @@ SHIPPED = {
     "arithmetic": f"{__package__}.arithmetic:Arithmetic",
     "gsm8k": f"{__package__}.gsm8k:GSM8K",
     "code": f"{__package__}.code:Code",
-    "preference": f"{__package__}.preference:Preference",
     "prompts": f"{__package__}.plain_prompts:Prompts",
     "refusals": f"{__package__}.refusals:Refusals",
     "spec-bench": f"{__package__}.plain_prompts:SpecBench",

@@ -48,20 +48,19 @@ def own_module(tmp_path, monkeypatch):
 
 @pytest.mark.filterwarnings("ignore:`unsafe_no_isolation` is set")
 def test_every_shipped_name_loads(tmp_path, sandbox_options):
-    gsm8k, code, preference = (tmp_path / f"{name}.jsonl" for name in ("gsm8k", "code", "preference"))
+    gsm8k, code, prompts = (tmp_path / f"{name}.jsonl" for name in ("gsm8k", "code", "prompts"))
     gsm8k.write_text(json.dumps({"question": "1 + 1?", "answer": "#### 2"}))
     row = {"task_id": "0", "prompt": "def f():\n", "test": "x", "entry_point": "f", "canonical_solution": "    pass"}
     code.write_text(json.dumps(row))
-    preference.write_text(json.dumps({"prompt": "Hello", "category": "writing"}))
+    prompts.write_text(json.dumps({"prompt": "Hello", "category": "writing"}))
     made = {
         "arithmetic": tasks.load("arithmetic"),
         "gsm8k": tasks.load("gsm8k", str(gsm8k)),
         "code": tasks.load("code", str(code), **sandbox_options),
-        "preference": tasks.load("preference", str(preference), model="judge"),
-        "prompts": tasks.load("prompts", str(preference)),
+        "prompts": tasks.load("prompts", str(prompts)),
         "refusals": tasks.load("refusals"),
-        "spec-bench": tasks.load("spec-bench", str(preference)),
-        "speed-bench": tasks.load("speed-bench", str(preference)),
+        "spec-bench": tasks.load("spec-bench", str(prompts)),
+        "speed-bench": tasks.load("speed-bench", str(prompts)),
     }
     assert {name: task.name for name, task in made.items()} == {name: name for name in SHIPPED}
     for task in made.values():
@@ -96,7 +95,7 @@ def test_options_are_typed_as_json_unless_a_text_is_asked_for(own_module):
         ("arithmetic", {"sead": 1}, "'sead'"),
         ("arithmetic", {"data": "problems.jsonl"}, "'data'"),
         ("own_task_of_a_user:make", {}, "'size'"),
-        ("preference", {}, "'data'"),
+        ("prompts", {}, "'data'"),
     ],
 )
 def test_what_is_no_task_and_no_option_of_one_is_refused(own_module, spec, options, named):

@@ -1,17 +1,21 @@
-"""Open-ended prompts: a language model judges which of two responses is better."""
+"""A task of your own, for prompts without a right answer: a language model judges which of two responses is better.
 
-from __future__ import annotations
+The judge is behind an OpenAI-compatible API. In this folder, with prompts one a line of JSON:
 
+    lossy-assist evaluate --model M --assistant A --task 14_llm_judge:Preference --data questions.jsonl \\
+        --set task.model=JUDGE,task.base_url=http://localhost:8000/v1
+"""
+
+import json
 import re
 import zlib
 from collections.abc import Callable
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
-from ..errors import LossyServiceError, LossyUnsupportedError, LossyValueError
-from ..values import ONE_OR_MORE, check_keys
-from .api_model import ApiModel
-from .task import Example, Row, Task, first, prompt_of, read_jsonl, split_of
+from hf_lossy_assist import LossyError, LossyUnsupportedError, LossyValueError
+from hf_lossy_assist.tasks import ApiModel, Example, Task
 
 _SYSTEM = """\
 You are an impartial judge. You are shown a user's prompt and the responses of two assistants, A and B. Compare how \
@@ -40,11 +44,7 @@ _FAVOURS_FIRST = {"A>>B": 1, "A>B": 1, "A=B": 0, "B>A": -1, "B>>A": -1}
 
 
 def verdict(reply: str | None) -> int | None:
-    """Return 1 if a reply favours the first response, −1 for the second, 0 for a tie, None without a verdict.
-
-    >>> verdict("Both are right, but B is rude. [[A>>B]]"), verdict("[[A=B]]"), verdict("Nice!")
-    (1, 0, None)
-    """
+    """Return 1 if a reply favours the first response, −1 for the second, 0 for a tie, None without a verdict."""
     found = _VERDICT.findall(reply or "")
     return _FAVOURS_FIRST[found[-1]] if found else None
 
@@ -64,27 +64,18 @@ class Preference(Task):
         MT-Bench), and optionally ``reference`` (a response, or a list of them). By a hash, a fifth of the prompts is
         test and a tenth validation.
     model, base_url
-        The judge: see :class:`~hf_lossy_assist.tasks.api_model.ApiModel`.
+        The judge: see :class:`~hf_lossy_assist.tasks.ApiModel`.
     votes
         Votes per pair of responses.
     attempts_per_vote
         How often to ask until a reply has a verdict.
     **endpoint
-        Further fields of the :class:`~hf_lossy_assist.tasks.api_model.ApiModel`.
+        Further fields of the :class:`~hf_lossy_assist.tasks.ApiModel`.
 
     Raises
     ------
-    LossyServiceError
+    LossyError
         From a comparison, if the judge does not answer or gives no verdict.
-
-    Examples
-    --------
-    >>> import pathlib, tempfile
-    >>> path = pathlib.Path(tempfile.mkdtemp()) / "questions.jsonl"
-    >>> _ = path.write_text('{"turns": ["Write a poem.", "Now without nouns."]}')
-    >>> task = Preference(data=str(path), model="judge", base_url="http://localhost:8000/v1")
-    >>> task.examples("train", 1)
-    [Example(prompt='Write a poem.', answer='', solution='')]
     """
 
     name = "preference"
@@ -99,8 +90,8 @@ class Preference(Task):
         **endpoint: Any,
     ) -> None:
         for name, value in (("votes", votes), ("attempts_per_vote", attempts_per_vote)):
-            ONE_OR_MORE.check(name, value)
-        check_keys("the judge", [*ApiModel.__dataclass_fields__], endpoint)
+            if value < 1:
+                raise LossyValueError(f"`{name}` has to be an int >= 1, but is {value}")
         self.judge = ApiModel(base_url=base_url, model=model, **endpoint)
         self.votes = votes
         self.attempts_per_vote = attempts_per_vote
@@ -109,7 +100,7 @@ class Preference(Task):
 
     def examples(self, split: str, n: int) -> list[Example]:
         self.check_split(split)
-        return [example for example in self._examples if split_of(example.prompt, 0.2, 0.3) == split][:n]
+        return [example for example in self._examples if _split_of(example.prompt) == split][:n]
 
     def extract_answer(self, text: str) -> str | None:
         """Return the whole text; only :meth:`keeps_answer` can compare two."""
@@ -161,22 +152,38 @@ class Preference(Task):
             reply = self.judge.ask(_SYSTEM, question)
             if (favoured := verdict(reply)) is not None:
                 return favoured
-        raise LossyServiceError(
+        raise LossyError(
             f"the judge {self.judge.describe()} gave no verdict like [[A>B]] in {self.attempts_per_vote} attempts; "
             f"its last reply ends with {(reply or '')[-200:]!r}"
         )
 
     @cached_property
     def _examples(self) -> list[Example]:
-        return [_example(row, number) for number, row in enumerate(read_jsonl(self._data, ()), start=1)]
+        lines = Path(self._data).read_text(encoding="utf-8").splitlines()
+        rows = [json.loads(line) for line in lines if line.strip()]
+        return [_example(row, number) for number, row in enumerate(rows, start=1)]
 
 
-def _example(row: Row, number: int) -> Example:
-    prompt = prompt_of(row)
-    if not isinstance(prompt, str):
+def _split_of(prompt: str) -> str:
+    share = zlib.crc32(prompt.encode()) / 2**32
+    return "test" if share < 0.2 else "validation" if share < 0.3 else "train"
+
+
+def _first(value: Any) -> Any:
+    return next(iter(value), None) if isinstance(value, list) else value
+
+
+def _example(row: dict[str, Any], number: int) -> Example:
+    prompt = _first(row.get("prompt") or row.get("question") or row.get("turns"))
+    if not prompt or not isinstance(prompt, str):
         raise LossyValueError(
             f"row {number} of `data` needs a text as `prompt` or `question`, or a list of them as `turns`; "
             f"it has {sorted(row)}"
         )
-    reference = first(row.get("reference") or "")
+    reference = _first(row.get("reference") or "")
     return Example(prompt, reference, reference)
+
+
+if __name__ == "__main__":
+    for reply in ("Both are right, but B is rude. [[A>>B]]", "They are about the same. [[A=B]]", "Nice!"):
+        print(f"{reply!r} is a vote of {verdict(reply)} for the first response")
