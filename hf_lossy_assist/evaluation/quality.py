@@ -14,6 +14,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from ..errors import LossyValueError
+from ..models.reading import logits_along
 from ..tasks import Example, Task
 from ..tasks.plain_prompts import rouge_l
 
@@ -31,14 +32,11 @@ class Measurable:
     own: str  # the reference mode's text
 
 
-@torch.inference_mode()
 def likelihood(answer: Measurable) -> float:
     """Return the geometric mean of p over the answer's tokens; p is the target's, without any warper."""
-    ids = torch.cat([answer.prompt, answer.tokens]).to(answer.target.device)
-    start = len(answer.prompt)
-    logits = answer.target(input_ids=ids[None, :-1], use_cache=False).logits[0, start - 1 :].float()
-    log_p = logits.log_softmax(-1).gather(-1, ids[start:, None])
-    return log_p.double().mean().exp().item()
+    ids, start = torch.cat([answer.prompt, answer.tokens])[None], len(answer.prompt)
+    log_p = torch.cat([logits.log_softmax(-1) for logits in logits_along(answer.target, ids, start)], dim=1)
+    return log_p.gather(-1, ids[:, start:, None].cpu()).double().mean().exp().item()
 
 
 MEASURES: Mapping[str, Callable[[Measurable], float]] = {
