@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
-from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel
+from transformers import GenerationConfig, PreTrainedModel
 from transformers.generation import candidate_generator as _candidates
 from transformers.generation.candidate_generator import CandidateGenerator
 
@@ -35,7 +35,7 @@ def transformers_drafter(
     assistant_model: PreTrainedModel | None = None,
 ) -> CandidateGenerator:
     """Return the drafter that transformers' assisted generation would build."""
-    drafter = model._get_candidate_generator(
+    return model._get_candidate_generator(
         assistant_model=assistant_model,
         generation_config=generation_config,
         input_ids=input_ids,
@@ -43,36 +43,6 @@ def transformers_drafter(
         logits_processor=processors,
         model_kwargs=model_kwargs,
     )
-    return _reporting_processed_logits(drafter)
-
-
-class _Remembering(LogitsProcessorList):
-    """Logits processors that remember their results."""
-
-    def __init__(self, processors: Iterable[Any]) -> None:
-        super().__init__(processors)
-        self.returned: list[torch.Tensor] = []
-
-    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor, **kwargs: Any) -> torch.Tensor:
-        scores = super().__call__(input_ids, scores, **kwargs)
-        self.returned.append(scores)
-        return scores
-
-
-def _reporting_processed_logits(drafter: CandidateGenerator) -> CandidateGenerator:
-    """Let multi-token prediction report processed logits; older versions report raw ones."""
-    if not isinstance(drafter, _candidates.MTPCandidateGenerator):
-        return drafter
-    get_candidates = drafter.get_candidates
-    processors = drafter.logits_processor = _Remembering(drafter.logits_processor or ())
-
-    def candidates_of_processed_logits(*args: Any, **kwargs: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
-        processors.returned = []
-        candidate, logits = get_candidates(*args, **kwargs)
-        return candidate, torch.stack(processors.returned, dim=1) if processors.returned else logits
-
-    drafter.get_candidates = candidates_of_processed_logits
-    return drafter
 
 
 def drafts_from_target_states(assistant: PreTrainedModel | None) -> bool:
@@ -125,12 +95,9 @@ def intercepted_drafter(model: PreTrainedModel, intercept: Callable[..., Candida
         if not by_thread:
             build_own = model._get_candidate_generator
 
-            def build(**kwargs: Any) -> CandidateGenerator:
-                return _reporting_processed_logits(build_own(**kwargs))
-
             def choose(**kwargs: Any) -> CandidateGenerator:
                 stack = by_thread.get(threading.get_ident())
-                return stack[-1](build, **kwargs) if stack else build_own(**kwargs)
+                return stack[-1](build_own, **kwargs) if stack else build_own(**kwargs)
 
             model._get_candidate_generator = choose
         by_thread.setdefault(thread, []).append(intercept)

@@ -29,12 +29,6 @@ FULL, SLIDING = "full_attention", "sliding_attention"
 MASKED_ATTENTION = ("sdpa", "eager", FOLDED)
 """Implementations of attention that accept any mask."""
 
-# The second name is older.
-_PREPARE_ENCODER = next(
-    name
-    for name in ("_maybe_prepare_encoder_kwargs_for_generation", "_prepare_encoder_decoder_kwargs_for_generation")
-    if hasattr(GenerationMixin, name)
-)
 
 
 @contextmanager
@@ -208,7 +202,7 @@ def encode(model: PreTrainedModel, inputs: torch.Tensor, others: Mapping[str, An
     """Return the output of a model's encoder for its main input and ``others``."""
     name = getattr(model.get_encoder(), "main_input_name", model.main_input_name)
     inputs = inputs.to(device_of(model), model.dtype if inputs.is_floating_point() else None)
-    prepare = getattr(model, _PREPARE_ENCODER)
+    prepare = model._maybe_prepare_encoder_kwargs_for_generation
     return prepare(inputs, dict(others), name, model.generation_config)["encoder_outputs"]
 
 
