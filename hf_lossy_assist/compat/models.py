@@ -30,7 +30,6 @@ MASKED_ATTENTION = ("sdpa", "eager", FOLDED)
 """Implementations of attention that accept any mask."""
 
 
-
 @contextmanager
 def load_errors(argument: str, source: str) -> Iterator[None]:
     """Turn errors of ``from_pretrained`` inside the block into one that names the argument."""

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import json
 import weakref
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import pad
 from transformers import PreTrainedModel
 from transformers.cache_utils import DynamicLayer
@@ -23,6 +24,7 @@ from transformers.modeling_outputs import BaseModelOutput
 
 from .caches import CACHE, cache_name, new_cache, text_cache, tokens_in
 from .inputs import TEXT_INPUTS, WHOLE_OUTPUTS, ForwardInputs
+from .kernels import FOLDED
 from .models import (
     FULL,
     MASKED_ATTENTION,
@@ -38,11 +40,16 @@ from .snapshots import CacheSnapshot
 from .tree_inputs import TreeInputs
 
 _READ, _MORE, _PADDING = 10, 3, 2
+_COMPRESSED, _IN_BLOCKS = {"compressed_sparse_attention", "heavily_compressed_attention"}, {"minimax_m3_sparse"}
+"""Kinds of layers that choose keys by columns: a short text tells no difference, or a smaller one than rounding."""
 _STATES = ("conv_states", "recurrent_states")
 # The second node of the tree is on another path than the others, so these are one column too far.
 _TREE = torch.tensor([[[1, 0, 0, 0], [0, 1, 0, 0], [1, 0, 1, 0], [1, 0, 1, 1]]]).bool(), torch.tensor([[1, 1, 2, 3]])
-# How far logits may be from others whose sums run in another order, by what numbers are made of.
 _EXACT, _FINE, _COARSE = 1e-5, 1e-3, 0.15
+_TOLD = {
+    "moshi": "its cache applies a sliding window that its masks leave out",
+    "cpmant": "its tokens attend to later ones of one forward",
+}
 
 
 @dataclass(frozen=True)
@@ -86,16 +93,18 @@ _of_kinds: dict[Hashable, Answers] = {}
 
 
 def _told(model: PreTrainedModel) -> str | None:
-    """Say what no short text tells: why a model reads several tokens otherwise than one after another."""
+    """Say what no short text tells, or none in half precision: why a model reads tokens otherwise than one by one."""
     config = model.config.get_text_config(decoder=True)
     if getattr(config, "recurrent_kv_cache_mode", None) == "last_loop":
         return "its first loops see the tokens of one forward otherwise than earlier ones (`recurrent_kv_cache_mode`)"
-    return "its cache applies a sliding window that its masks leave out" if config.model_type == "moshi" else None
+    return _TOLD.get(config.model_type)
 
 
 def ask(model: PreTrainedModel) -> Answers:
     """Return what a model bears; each class with a configuration is asked once."""
-    own, kind = _of_models.setdefault(model, {}), (attention_of(model), model.dtype, device_of(model).type)
+    attention = attention_of(model)
+    kind = "sdpa" if attention == FOLDED else attention, model.dtype, device_of(model).type
+    own = _of_models.setdefault(model, {})
     if kind not in own:
         key = type(model), json.dumps(model.config.to_dict(), sort_keys=True, default=str), *kind
         if key not in _of_kinds:
@@ -106,7 +115,7 @@ def ask(model: PreTrainedModel) -> Answers:
 
 @torch.no_grad()
 def _asked(model: PreTrainedModel) -> Answers:
-    with torch.autocast(device_of(model).type, enabled=False):
+    with torch.autocast(device_of(model).type, enabled=False), _without_dropout(model):
         try:
             plain = _Reading(model)
         except Exception:  # a model that goes on in no way may fail in any way
@@ -114,8 +123,22 @@ def _asked(model: PreTrainedModel) -> Answers:
             return Answers(not own, not own, True, True, True, forward_accepts(model, "position_ids"), False)
         one, several, cropped = plain.goes_on, plain.reads_several, not has_recurrent_state(model)
         at_first, padded, free = _behind_padding(model, plain) if one or several else (False, False, False)
+        kinds = set(layer_kinds(model))
+        at_first, padded = at_first and not kinds & _COMPRESSED, padded and not kinds & (_COMPRESSED | _IN_BLOCKS)
         trees = several and cropped and plain.reads_trees  # before the row moves
         return Answers(one, several, at_first, padded, free, several and cropped and plain.moves, trees)
+
+
+@contextmanager
+def _without_dropout(model: nn.Module) -> Iterator[None]:
+    training = [module for module in model.modules() if module.training]
+    try:
+        for module in training:
+            module.training = False
+        yield
+    finally:
+        for module in training:
+            module.training = True
 
 
 class _Reading:
@@ -125,7 +148,7 @@ class _Reading:
         size = model.config.get_text_config(decoder=True).vocab_size
         self.model, self.start, self.end = model, padding + _READ, padding + _READ + _MORE
         text = torch.arange(1 - padding, _READ + _MORE + 1, device=device_of(model)) * 37 % size
-        self.ids = text[None]
+        self.ids, self.bound = text[None], _bound(model)
         self.mask = (torch.arange(self.end, device=text.device) >= padding).long()[None]
         self.inputs, self.holder, self.encoder = ForwardInputs(model), new_cache(model), {}
         if model.config.is_encoder_decoder:
@@ -153,6 +176,15 @@ class _Reading:
         # Hooks on the model itself are the user's, and this is none of his forwards.
         return self.model.forward(**given | (overrides or {}), return_dict=True).logits[0, -count:]
 
+    def is_like(self, logits: Tensor) -> bool:
+        """Tell whether logits are those of one token a forward, but for rounding."""
+        reference = self.reference
+        if reference.isnan().any():  # some kernels make no numbers of padding
+            return bool(logits.isnan().any())
+        # The median, since rounding can change the choice of experts at one position.
+        error = (logits - reference).float().norm(dim=-1) / reference.float().norm(dim=-1).clamp(min=1e-6)
+        return error.median().item() < self.bound
+
     def one_by_one(self) -> Tensor:
         self.snapshot.restore(self.cache)
         return torch.cat([self._logits(self.ids[:, : i + 1], i) for i in range(self.start, self.end)])
@@ -168,7 +200,7 @@ class _Reading:
     @cached_property
     def goes_on(self) -> bool:
         if has_recurrent_state(self.model):  # which may be kept outside the cache
-            return _same(self.one_by_one(), self.reference)
+            return self.is_like(self.one_by_one())
         self.snapshot.restore(self.cache)
         return tokens_in({CACHE: self.cache}) == self.start
 
@@ -180,11 +212,11 @@ class _Reading:
             ignored = any(torch.equal(self.together(without=kind), read) for kind in kinds)
         except Exception:  # models without support fail in any way
             return False
-        return not ignored and _same(read, self.reference)
+        return not ignored and self.is_like(read)
 
     @property
     def reads_at_first(self) -> bool:
-        return self.whole is None or _same(self.whole, self.reference)
+        return self.whole is None or self.is_like(self.whole)
 
     @property
     def reads_trees(self) -> bool:
@@ -197,7 +229,7 @@ class _Reading:
             read = self._logits(torch.cat([first, self.ids[:, :1], others], dim=1), self.start, inputs)
         except Exception:
             return False
-        return _same(read[[0, 2, 3]], self.reference)
+        return self.is_like(read[[0, 2, 3]])
 
     @property
     def moves(self) -> bool:
@@ -208,7 +240,7 @@ class _Reading:
                 layer.keys, layer.values = (pad(x, (0, 0, _PADDING, 0)) for x in (layer.keys, layer.values))
         self.start, self.ids, self.mask = self.start + _PADDING, *(pad(x, (_PADDING, 0)) for x in (self.ids, self.mask))
         try:
-            return _same(self._logits(self.ids, self.start), self.reference)
+            return self.is_like(self._logits(self.ids, self.start))
         except Exception:
             return False
 
@@ -220,7 +252,7 @@ def _behind_padding(model: PreTrainedModel, plain: _Reading) -> tuple[bool, bool
     try:
         row = _Reading(model, _PADDING)
         at_first = plain.reads_at_first and row.reads_at_first
-        return at_first, row.reads_several, _same(row.reference, plain.reference)
+        return at_first, row.reads_several, plain.is_like(row.reference)
     except Exception:
         return plain.reads_at_first, False, False
 
@@ -229,13 +261,13 @@ def _filled(layer: Any, kind: str) -> bool:
     return any(state is not None for state in getattr(layer, kind, {}).values())
 
 
-def _same(logits: Tensor, reference: Tensor) -> bool:
-    if reference.isnan().any():  # some kernels make no numbers of padding
-        return bool(logits.isnan().any())
-    # The median, since rounding can change the choice of experts at one position.
-    error = (logits - reference).float().norm(dim=-1) / reference.float().norm(dim=-1).clamp(min=1e-6)
-    most = {torch.float64: _EXACT, torch.float32: _FINE}.get(reference.dtype, _COARSE)
-    return error.median().item() < most
+def _bound(model: PreTrainedModel) -> float:
+    """Return how far logits may be from others whose sums run in another order, by what rounds."""
+    types = {parameter.dtype for parameter in model.parameters()}
+    rounds_inputs = any(getattr(module, "rounds_inputs", False) for module in model.modules())
+    if rounds_inputs or getattr(model, "hf_quantizer", None) is not None or types - {torch.float32, torch.float64}:
+        return _COARSE
+    return _FINE if torch.float32 in types else _EXACT
 
 
 def obstacle_to_rollback(model: PreTrainedModel, several: bool) -> str | None:
@@ -267,7 +299,7 @@ def obstacle_to_rollback(model: PreTrainedModel, several: bool) -> str | None:
 
 def shares_forwards(model: PreTrainedModel) -> bool:
     """Tell whether rows of a batch can be read together: one that falls behind moves to other columns."""
-    return not _in_blocks(model) and ask(model).padded and ask(model).moves
+    return ask(model).padded and ask(model).moves
 
 
 def obstacle_to_padding(model: PreTrainedModel, of_batch: bool) -> str | None:
@@ -278,14 +310,9 @@ def obstacle_to_padding(model: PreTrainedModel, of_batch: bool) -> str | None:
     bears = ask(model)
     if model.config.is_encoder_decoder or (of_batch and bears.free and has_recurrent_state(model)):
         return None
-    if bears.padded and not _in_blocks(model):
+    if bears.padded:
         return None
     return f"{type(model).__name__} then reads several tokens in one forward otherwise than one after another"
-
-
-def _in_blocks(model: PreTrainedModel) -> bool:
-    """Tell whether a model chooses keys in blocks of columns by a query's position; no short text tells."""
-    return "minimax_m3_sparse" in layer_kinds(model)
 
 
 def takes_whole_masks(model: PreTrainedModel) -> bool:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from ..compat import fold_attention, has_int8_kernel, int8_product, sums_overflow
+from ..compat import ask, fold_attention, has_int8_kernel, int8_product, sums_overflow
 from ..errors import LossyUnsupportedError, LossyValueError
 from ..heads.identity import row_norms
 from .few_rows import FEW_ROWS, products
@@ -62,7 +62,7 @@ def rounded(weight: Tensor) -> tuple[Tensor, Tensor]:
     """Round a float32 weight ``(N, K)`` to int8; return it and the scales ``(N,)`` of its rows."""
     scale = weight.abs().amax(1) / _LEVELS
     scale = torch.where(scale > 0, scale, 1.0)  # a row of zeros stays one
-    return (weight / scale[:, None]).round_().to(torch.int8), scale
+    return (weight / scale[:, None]).round_().to(torch.int8).contiguous(), scale  # kernels read rows
 
 
 class QuantisedLinear(nn.Module):
@@ -98,6 +98,7 @@ class DynamicInt8Linear(PackedModule, QuantisedLinear):
     """Rounds its input, too, each token by its largest entry, and multiplies integers; for x86 CPUs."""
 
     dtype = "int8"
+    rounds_inputs = True  # which the probe of `compat` looks for
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         super().__init__(weight, bias)
@@ -283,6 +284,8 @@ def quantize_draft(draft: PreTrainedModel, dtype: str = "int8") -> PreTrainedMod
             f"`dtype` {dtype!r} is for drafts on a CPU, but `draft` is not; use 'int8', or load the draft with a "
             "`quantization_config` for 4 bits, such as transformers' TorchAoConfig"
         )
+
+    ask(draft)  # what it bears, its copy bears: rounded inputs would hide it
 
     def replacement(module: nn.Module) -> nn.Module | None:
         weight = _LAYERS.get(type(module))

@@ -14,9 +14,8 @@ from hf_lossy_assist.acceptors import decide
 from hf_lossy_assist.core.distributions import Randomness
 from hf_lossy_assist.core.messages import Verification
 from hf_lossy_assist.evaluation.advice.replay import emitted
-from tests.acceptors.fixtures import HEADS, P, Q, law_of
+from tests.acceptors.fixtures import HEADS, ROUNDS, P, Q, assert_output_law, law_of, needs_no_distribution
 from tests.acceptors.table import PUBLISHED, ROWS, Row, row_id
-from tests.acceptors.test_laws import ROUNDS, assert_output_law, needs_no_distribution
 from tests.tiny_models import constant, noisy_copy, padded, tiny
 from tests.trial.surroundings import default_dtype
 

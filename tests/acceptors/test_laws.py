@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -19,8 +18,19 @@ from hf_lossy_assist.acceptors import REGISTRY, decide
 from hf_lossy_assist.core.distributions import Randomness
 from hf_lossy_assist.core.messages import Verification
 from hf_lossy_assist.generation.config import LossyConfig
-from tests.acceptors.fixtures import ROWS_OF_TEXT, P, Q, Repeating, assert_leaves, chi_square_p, generate, law_of
-from tests.acceptors.table import PUBLISHED, ROWS, Law, Row, one_hot, row_id
+from tests.acceptors.fixtures import (
+    ROUNDS,
+    ROWS_OF_TEXT,
+    P,
+    Q,
+    Repeating,
+    assert_output_law,
+    chi_square_p,
+    generate,
+    law_of,
+    needs_no_distribution,
+)
+from tests.acceptors.table import PUBLISHED, ROWS, Row, one_hot, row_id
 from tests.tiny_models import constant, noisy_copy, prompt, tiny
 
 parse = LossyConfig.from_fields
@@ -34,13 +44,7 @@ AHEAD = {"sprinter"}
 EVERY_LAW = pytest.mark.parametrize("row", [*ROWS, *PUBLISHED], ids=row_id)
 
 
-def needs_no_distribution(row: Row) -> bool:
-    rule = row.rule(constant(P))
-    return row.mode == "lossless" or "draft_or_point_mass" in rule.needs or (rule.adds_lossless and not rule.needs)
-
-
 POINT_MASS_ROWS = [*filter(needs_no_distribution, ROWS)]
-ROUNDS = 60_000
 
 
 def test_every_rule_has_a_row():
@@ -99,32 +103,6 @@ def test_acceptance_of_a_draft_without_a_distribution_through_the_loop(row: Row)
     ).lossy_stats
     trials = run.accepted + run.corrected
     assert abs(run.accepted / trials - kept) <= 4.5 * math.sqrt(kept * (1 - kept) / trials) + 1e-9
-
-
-def assert_output_law(
-    row: Row, law: Law, target: Any, tokens: torch.Tensor, randomness: Randomness, draft_logits: torch.Tensor | None
-) -> None:
-    rule, rows, do_sample, tokens = row.rule(target), ROUNDS, law.do_sample, tokens[:, None]
-    p = torch.tensor(P, dtype=torch.float32).log()
-    paths = centroid = None
-    if rule.dropped_heads:
-        shape = (rows, rule.num_paths, target.h.numel())
-        dropped = target.h * randomness.keep_mask(shape, rule.dropout, target.h)
-        paths = (dropped @ target.lm_head.weight.T).detach()[:, :, None]
-        centroid = paths.mean(1)
-    v = Verification(
-        tokens=tokens,
-        logits=p.expand(rows, 2, -1),
-        draft_logits=draft_logits,
-        do_sample=do_sample,
-        randomness=randomness,
-        dropped_logits=paths,
-        centroid_logits=centroid,
-        hidden=target.h.detach().expand(rows, 2, -1),
-    )
-    decision = decide(rule, v)
-    out = torch.where(decision.n_accepted == 1, tokens[:, 0], decision.next_token)
-    assert_leaves(row, law, out.numpy())
 
 
 @pytest.mark.parametrize("gamma", [1, 3, 7])

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Callable
+from functools import partial
+
 import pytest
 import torch
-from transformers import StaticCache
+from transformers import PreTrainedModel, StaticCache
 
-from hf_lossy_assist import LossyError, enable
+from hf_lossy_assist import LossyError, enable, prepack, quantize_draft
 from hf_lossy_assist.compat import CACHE, ask, shares_forwards
 from tests.parity import assert_lossless
 from tests.sweep.models import made
@@ -27,7 +31,12 @@ def assert_refused(name: str, *said: str, **inputs) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "said"), [("dory last_loop", "`recurrent_kv_cache_mode`"), ("moshi", "a sliding window that its masks")]
+    ("name", "said"),
+    [
+        ("dory last_loop", "`recurrent_kv_cache_mode`"),
+        ("moshi", "a sliding window that its masks"),
+        ("cpmant", "attend to later ones"),
+    ],
 )
 def test_models_that_read_several_tokens_otherwise_are_no_targets_and_no_drafts(name: str, said: str):
     assert_refused(name, said, input_ids=prompt())
@@ -67,6 +76,42 @@ def test_a_prompt_that_has_to_be_read_alone(inputs: dict[str, torch.Tensor]):
     enable(target)
     assert not ask(target).at_first
     assert_lossless(target, {"assistant_model": noisy_copy(target, 0.01)}, **inputs, max_new_tokens=12, pad_token_id=0)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [quantize_draft, partial(quantize_draft, dtype="int4"), prepack, torch.nn.Module.bfloat16, torch.nn.Module.half],
+    ids=["int8", "int4", "prepacked", "bfloat16", "float16"],
+)
+@pytest.mark.parametrize("name", ["gpt2", "llama"])
+def test_rounding_is_no_difference(name: str, change: Callable[[PreTrainedModel], PreTrainedModel]):
+    """Rounded inputs differ by more than their type does, and say nothing of the model that they were made from."""
+    model = made(name).float()
+    changed = change(copy.deepcopy(model))
+    assert ask(changed) == ask(model)
+    assert ask(model).trees
+
+
+@pytest.mark.parametrize("change", [quantize_draft, torch.nn.Module.bfloat16])
+def test_rounding_hides_no_difference(change: Callable[[PreTrainedModel], PreTrainedModel]):
+    model = change(made("deepseek_v4").float())
+    assert not ask(model).padded
+    assert not ask(model).at_first
+
+
+def test_experts_that_rounded_inputs_change():
+    assert ask(quantize_draft(made("granitemoeshared").float())).trees
+
+
+def test_a_model_in_training_is_asked_without_its_dropout():
+    model = made("gpt2").train()
+    model.transformer.h[0].eval()
+    before = {name: module.training for name, module in model.named_modules()}
+    torch.manual_seed(3)
+    assert ask(model).trees
+    assert {name: module.training for name, module in model.named_modules()} == before
+    assert torch.initial_seed() == 3
+    assert torch.equal(torch.rand(3), torch.rand(3, generator=torch.Generator().manual_seed(3)))
 
 
 def test_a_model_that_sees_what_follows_bears_nothing(monkeypatch: pytest.MonkeyPatch):
