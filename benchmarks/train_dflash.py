@@ -156,7 +156,7 @@ ROWS = {
 }
 COMMANDS = [
     f"lossy-assist evaluate --pair arithmetic{'' if draft == 'draft' else f' --assistant {draft}'} --batch-size 50 \\\n"
-    f"    --limit 100 --modes {','.join(rows.values())} \\\n    --set threads=1 --out kept/{draft}"
+    f"    --limit 100 --modes {','.join(rows.values())} \\\n    --threads 1 --out kept/{draft}"
     for draft, rows in ROWS.items()
 ]
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)

@@ -287,7 +287,7 @@ ROWS = {
     "`judge`, tree": f"judge:{TREE}",
 }
 COMMAND = f"""lossy-assist evaluate --pair arithmetic --assistant eagle3 --batch-size 50 --limit 100 \\
-    --modes {",".join(ROWS.values())} --set threads=1 --out kept"""
+    --modes {",".join(ROWS.values())} --threads 1 --out kept"""
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 

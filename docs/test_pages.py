@@ -19,11 +19,11 @@ import torch
 import typer
 from sybil import Document, Example, Region, Sybil
 from sybil.parsers.markdown import CodeBlockParser, PythonCodeBlockParser, SkipParser
-from typer.testing import CliRunner
 
 from docs.generator import pages, plots, roles
 from hf_lossy_assist.acceptors import REGISTRY
 from hf_lossy_assist.cli import app
+from tests.cli.running import invoke
 
 PAGES = [path for path, _ in pages.sources() if path.suffix == ".md"]
 QUICK = ("lossy-assist", "generate", "--pair")
@@ -33,10 +33,10 @@ QUICK = ("lossy-assist", "generate", "--pair")
 def check(words: list[str]) -> None:
     """Run a command, or see that it is one, with options that it has."""
     if tuple(words[:3]) == QUICK:
-        result = CliRunner().invoke(app, words[1:])
+        result = invoke(words[1:])
         assert result.exit_code == 0, result.output
     elif words[0] == "lossy-assist":
-        parse(app, words[1:])
+        app.parse_args(words[1:], print_error=False, exit_on_error=False)
     elif words[:2] == ["python", "-m"]:
         parse(importlib.import_module(words[2]).app, words[3:])
     elif words[:2] == ["hf", "upload"] or words[0] == "python":
@@ -49,13 +49,12 @@ def check(words: list[str]) -> None:
 
 
 def parse(command: typer.Typer, words: list[str]) -> None:
-    """Read the words as the command does, down to the innermost subcommand."""
+    """Read the words as a study does, down to the innermost subcommand."""
     found = typer.main.get_command(command)
     context = found.make_context("", list(words))
     while hasattr(found, "resolve_command"):
         name, found, rest = found.resolve_command(context, [*context._protected_args, *context.args])
-        with mock.patch("hf_lossy_assist.cli.need"):  # names and options are there without the extra
-            context = found.make_context(name, rest, parent=context)
+        context = found.make_context(name, rest, parent=context)
         found = context.command
 
 

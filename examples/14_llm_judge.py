@@ -2,8 +2,8 @@
 
 The judge is behind an OpenAI-compatible API. In this folder, with prompts one a line of JSON:
 
-    lossy-assist evaluate --model M --assistant A --task 14_llm_judge:Preference --data questions.jsonl \\
-        --set task.model=JUDGE,task.base_url=http://localhost:8000/v1
+    lossy-assist evaluate --model M --assistant A --data questions.jsonl \\
+        --task 14_llm_judge:Preference:model=JUDGE:base_url=http://localhost:8000/v1
 """
 
 import json

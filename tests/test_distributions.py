@@ -126,7 +126,7 @@ hf_lossy_assist.Eagle3.from_pretrained
 assert "transformers.models.llama.modeling_llama" not in sys.modules, "a class of heads, and no models"
 assert all(getattr(hf_lossy_assist, name) is not None for name in names)
 assert dict(vars(GenerationMixin)) == before, "nothing is changed"
-assert "typer" not in set(sys.modules) - loaded, "the command line"
+assert "cyclopts" not in set(sys.modules) - loaded, "the command line"
 
 from hf_lossy_assist import JudgeHead, pairs
 from hf_lossy_assist.heads import Head
@@ -148,11 +148,11 @@ try:
 except hf_lossy_assist.LossyUnsupportedError as error:
     print(error)
 import hf_lossy_assist.calibration
-from hf_lossy_assist.cli import app
+from hf_lossy_assist.cli import main
 
 short = ["--pair", "arithmetic", "--max-new-tokens", "3"]
-app(["generate", *short, "--mode", "topk:k=3"], standalone_mode=False)
-app(["inspect", *short, "--out", "page.html"], standalone_mode=False)
+main(["generate", *short, "--mode", "topk:k=3"])
+main(["inspect", *short, "--out", "page.html"])
 """
 
 DEMO = """

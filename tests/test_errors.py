@@ -37,6 +37,6 @@ def test_what_is_called_directly_is_about_the_call_too():
 
 
 def test_the_command_line_shows_warnings_as_a_line():
-    code = "import warnings, hf_lossy_assist.cli as cli\ncli.app = lambda: warnings.warn('mind this')\ncli.main()"
+    code = "import warnings, hf_lossy_assist.cli as cli\ncli.run = lambda words: warnings.warn('mind this')\ncli.main()"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.stderr == "warning: mind this\n"

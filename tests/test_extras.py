@@ -15,13 +15,13 @@ WITHOUT = """
 import contextlib, io, json, sys
 for name in {missing!r}:
     sys.modules[name] = None  # as if it were not installed
-from hf_lossy_assist.cli import app
+from hf_lossy_assist.cli import main
 done = {{}}
 for command in {commands!r}:
     out, err, status = io.StringIO(), io.StringIO(), None
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         try:
-            app(command.split())
+            main(command.split())
         except SystemExit as ended:
             status = ended.code
     done[command] = status or 0, out.getvalue(), err.getvalue()

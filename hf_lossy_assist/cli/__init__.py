@@ -1,111 +1,107 @@
-"""The ``lossy-assist`` command, one module per subcommand; a subcommand's module is imported when it is run."""
+"""The ``lossy-assist`` command, one module per subcommand.
+
+They import torch, and all else that is slow, inside their functions, so that help and mistakes come at once.
+"""
 
 from __future__ import annotations
 
+import os
+import re
+import sys
 import warnings
-from importlib import import_module
-from inspect import signature
-from typing import Annotated, Any
+from collections.abc import Sequence
+from contextlib import nullcontext
+from errno import EPIPE
+from typing import NoReturn
 
-import typer
-from typer.core import TyperCommand, TyperGroup
+from cyclopts import App, CycloptsError, MissingArgumentError, Parameter
 
-from ..errors import need, printable
+from ..errors import LossyError, LossyValueError, brief, printable
+from ..store.folder import claimed, this_process
 from ..version import __version__
-from .console import CleanCommand, CleanGroup
+from . import advise, calibrate, demo, evaluate, generate, inspect, lm_eval, mine, rules, train
+from .console import Console
 
-COMMANDS = {
-    "demo": ("demo:demo", "Compare modes on questions, with the bundled pair", None),
-    "generate": ("generate:generate", "Continue a prompt with a draft and an acceptance rule", None),
-    "rules": ("rules:rules", "List the rules with their settings, sources and what they read", None),
-    "inspect": ("inspect:inspect", "Write a page that shows what became of every token", None),
-    "advise": ("advise:advise", "Predict what each rule brings on your models", "lab"),
-    "evaluate": ("evaluate:evaluate", "Compare modes: scores with intervals, and speed", "lab"),
-    "calibrate": ("calibrate:calibrate", "Certify the fastest setting that loses little of a score", "lab"),
-    "mine": ("mine:mine", "Make training data for heads", "lab"),
-    "train": ("train:app", "Train heads from labelled data", "lab"),
-    "lm-eval": ("lm_eval:lm_eval", "Run lm-evaluation-harness with assisted models", "lm-eval"),
-}
-"""Each subcommand's place, summary for ``--help``, and extra. typer gets the module's ``COMMAND_OPTIONS``, if there."""
+OTHER_NAMES = {
+    "assistant_model": "--assistant", "draft": "--assistant", "heads": "--head", "lossy_head": "--head",
+    "lossy_config": "--mode", "lossy_mode": "--mode", "name": "--pair", "prompt_lookup_num_tokens": "--prompt-lookup",
+    "ratio": "--lambda", "unsafe_no_isolation": "--task code:unsafe_no_isolation=true",
+}  # fmt: skip
+"""Options by the argument that they set, where their names differ."""
+_NO_OPTIONS = ("seed", "dtype")  # keys of a `lossy_config` or a head
 
-
-class LazyCommand(TyperCommand):
-    """A subcommand that is imported when it runs; until then it has a name and a summary."""
-
-    def __init__(self, name: str) -> None:
-        self.place, summary, self.extra = COMMANDS[name]
-        super().__init__(name, help=f"{summary} [{self.extra}]" if self.extra else f"{summary}.")
-
-    def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
-        context = self.load().make_context(info_name, args, parent=parent, **extra)  # `--help` ends here
-        if self.extra is not None and not isinstance(context.command, TyperGroup):  # whose commands say it themselves
-            need(self.extra, f"`lossy-assist {self.name}`")
-        return context
-
-    def load(self) -> Any:
-        name, attribute = self.place.split(":")
-        try:
-            module = import_module(f".{name}", __name__)
-        except ModuleNotFoundError:
-            if self.extra is not None:
-                need(self.extra, f"`lossy-assist {self.name}`")
-            raise
-        found = getattr(module, attribute)
-        if not isinstance(found, typer.Typer):
-            from .options import RULES
-
-            function, found = found, typer.Typer(add_completion=False, rich_markup_mode=None)
-            modes = {"mode", "modes"} & signature(function).parameters.keys()
-            own = getattr(module, "COMMAND_OPTIONS", {"epilog": RULES if modes else None})
-            found.command(self.name, cls=CleanCommand, **own)(function)
-        command = typer.main.get_command(found)
-        command.settings = getattr(module, "SETTINGS", {})
-        return command
-
-
-class LazyGroup(CleanGroup):
-    """The subcommands, in the order of their table."""
-
-    def list_commands(self, ctx: Any) -> list[str]:
-        return list(COMMANDS)
-
-    def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        return LazyCommand(cmd_name) if cmd_name in COMMANDS else super().get_command(ctx, cmd_name)
-
-
-app = typer.Typer(
-    name="lossy-assist",
-    cls=LazyGroup,
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
+app = App(
+    "lossy-assist",
+    help="Lossy speculative decoding for Hugging Face Transformers.\n\n"
+    'A command with a name in brackets needs that extra, as `pip install "hf-lossy-assist[lab]"` brings it.',
+    version=f"lossy-assist {__version__}",
+    help_format="plaintext",
+    default_parameter=Parameter(negative=(), allow_repeating=True, show_default=lambda value: value or None),
 )
+heads = App("train", help="Train heads from labelled data [lab].", sort_key=8)
+heads.command(train.judge)
+heads.command(train.verifier)
+for at, command in enumerate(
+    (demo.demo, generate.generate, rules.rules, inspect.inspect, advise.advise, evaluate.evaluate, calibrate.calibrate,
+     mine.mine)
+):  # fmt: skip
+    app.command(command, sort_key=at)
+app.command(heads)
+app.command(lm_eval.lm_eval, name="lm-eval", help_flags=[], version_flags=[], sort_key=9)
 
 
-def _show_version(wanted: bool) -> None:
-    if wanted:
-        typer.echo(f"lossy-assist {__version__}")
-        raise typer.Exit
-
-
-@app.callback()
-def main_options(
-    version: Annotated[
-        bool, typer.Option("--version", is_eager=True, callback=_show_version, help="Show the version and exit.")
-    ] = False,
-) -> None:
-    """Lossy speculative decoding for Hugging Face Transformers.
-
-    A command with a name in brackets needs that extra, as `pip install "hf-lossy-assist[lab]"` brings it.
-    """
-
-
-def main() -> None:
-    """Run the command line."""
+def main(words: Sequence[str] | None = None) -> None:
+    """Run the command line; errors of this package and of the system are one line, and the status is 2."""
     # Hide file and line: they point into the library.
     warnings.formatwarning = lambda message, *_, **__: printable(f"warning: {message}\n")
-    app()
+    words = sys.argv[1:] if words is None else [*words]
+    try:
+        run(words)
+    except CycloptsError as error:
+        error.verbose = False
+        _refuse(_missing(error) or str(error))
+    except (LossyError, OSError) as error:
+        if getattr(error, "errno", None) == EPIPE:  # a reader that has had enough
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+            raise SystemExit(1) from None
+        _refuse(_with_options(str(error), words))
+    except KeyboardInterrupt:
+        raise SystemExit(130) from None
 
 
-__all__ = ["COMMANDS", "app", "main"]
+def _refuse(message: str) -> NoReturn:
+    Console(stderr=True, soft_wrap=True).print(f"error: {message}", style="red", markup=False, highlight=False)
+    raise SystemExit(2)
+
+
+def _missing(error: CycloptsError) -> str | None:
+    """Say that an option was left out; the library says the same of an option without its value."""
+    left_out = isinstance(error, MissingArgumentError) and not (error.keyword or error.argument.tokens)
+    return f"`{error.argument.name}` has to be given" if left_out else None
+
+
+def run(words: list[str]) -> None:
+    """Run a command; other runs are kept from the folder that it writes to."""
+    if wrong := [word for word in words if word != word.encode(errors="replace").decode()]:
+        raise LossyValueError(f"options have to be text in UTF-8, but {brief(wrong[0])} is not")
+    command, given, _ = app.parse_args(words, console=Console(), print_error=False, exit_on_error=False)
+    out = given.arguments.get("out")
+    with nullcontext() if out is None else claimed(out, this_process()):
+        command(*given.args, **given.kwargs)
+
+
+def _with_options(message: str, words: list[str]) -> str:
+    """Name options in the place of the arguments that they set."""
+    _, apps, _ = app.parse_commands(words)
+    there = {name for argument in apps[-1].assemble_argument_collection() for name in argument.names}
+
+    def option(found: re.Match[str]) -> str:
+        name, value = found.groups()
+        named = OTHER_NAMES.get(name, f"--{name.replace('_', '-')}")
+        option = next((x for x in (named, f"{named}s", named.removesuffix("s")) if x.split()[0] in there), None)
+        return found[0] if option is None or name in _NO_OPTIONS else f"`{option}{' ' * bool(value)}{value[1:]}`"
+
+    return re.sub(r"`(\w+)((?:=\w+)?)`", option, message)
+
+
+__all__ = ["app", "main"]

@@ -5,78 +5,78 @@ from __future__ import annotations
 import json
 from typing import Annotated
 
-import typer
+from cyclopts import Parameter
 
-from ..evaluation.advice.advice import DRAFT_COST
-from ..evaluation.advice.advising import advise as advice_on
+from ..errors import need
 from . import options
 from .console import Console, progress
-from .setup import CHOOSING, LOADING, LONGEST, Setup
+from .options import AT_LEAST_1, commas
 
-SETTINGS = {
-    **LOADING,
-    **CHOOSING,
-    "max_new_tokens": LONGEST,
-    "dtype": "the weights' type; as stored by default, float32 with --pair arithmetic",
-    "draft_cost": "also a table for hardware where a drafted token takes so much of a token's; [C,C,…] for several",
-    "tune": "true times more draft lengths, more often",
-}
+LENGTHS = Parameter(group=options.DECODING, help="Draft lengths to show, as in 2,5; each rule's best by default.")
+COSTS = Parameter(
+    group=options.OUTPUT,
+    help="Also a table for hardware where a drafted token takes so much of a token's; 0.02,0.05 for several.",
+)
 
 
 def advise(
-    pair: options.PairName = None,
-    model: options.Target = None,
-    assistant: options.Assistant = None,
-    draft_dtype: options.DraftDtype = None,
-    task: options.TaskName = None,
-    data: options.Data = None,
+    *,
+    models: options.RoundedModels = options.RoundedModels(),
+    prompts: options.Prompts = options.Prompts(),
     limit: Annotated[
-        int | None, options.of_prompts(min=1, help="The most prompts; by default 12, or four batches.")
+        int | None,
+        AT_LEAST_1,
+        Parameter(group=options.PROMPTS, help="The most prompts; by default 12, or four batches."),
     ] = None,
     batch_size: options.BatchSize = 1,
     modes: Annotated[
         str | None,
-        options.of_decoding(metavar="MODE,…", help="Rules with settings, as for evaluate; the usual ones by default."),
+        Parameter(group=options.DECODING, help="Rules with settings, as for evaluate; the usual ones by default."),
     ] = None,
-    gammas: Annotated[
-        str | None, options.of_decoding(metavar="N,…", help="Draft lengths to show; each rule's best by default.")
-    ] = None,
-    sample: options.Sample = False,
-    out: options.OutFolder = None,
+    gammas: Annotated[tuple[int, ...], commas(int), LENGTHS] = (),
+    max_new_tokens: options.MaxNewTokens = None,
+    decoding: options.Decoding = options.Decoding(),
+    draft_cost: Annotated[tuple[float, ...], commas(float), COSTS] = (),
+    tune: Annotated[bool, Parameter(group=options.OUTPUT, help="Time more draft lengths, more often.")] = False,
     as_json: Annotated[
-        bool, options.of_output("--json", help="Print what advice.json has, in place of tables.")
+        bool, Parameter(name="--json", group=options.OUTPUT, help="Print what advice.json has, in place of tables.")
     ] = False,
-    settings: options.Settings = None,
+    out: options.Out = None,
 ) -> None:
-    """Predict what each rule brings: tokens per call, speed here, and how far it leaves the target.
+    """Predict what each rule brings: tokens per call, speed here, and how far it leaves the target [lab].
 
-    The target answers the prompts, and target and draft model read the answers once. Without --modes, the usual rules
-    are compared, and without --gammas each with its best draft length. Rules that look at whole drafts or at states,
-    and other drafters, are not predicted: measure a dozen prompts with `evaluate`.
+    The target answers the prompts, and target and draft model read the answers
+    once. Without --modes, the usual rules are compared, and without --gammas
+    each with its best draft length. Rules that look at whole drafts or at
+    states, and other drafters, are not predicted: measure a dozen prompts with
+    `evaluate`.
     """
-    given = options.read_set(settings, SETTINGS)
-    setup = Setup.of(
-        pair, model, assistant, given.get("dtype"), draft_dtype, given, task=task, data=data, sample=sample
-    )
-    lengths, costs = options.numbers("--gammas", gammas, int), given.get("draft_cost", [])
-    shares = costs if isinstance(costs, list) else [costs]
-    for share in shares:
+    need("lab", "`lossy-assist advise`")
+    decoding.check()
+    models.check({})
+    prompts.check()
+    from ..evaluation.advice.advice import DRAFT_COST
+    from ..evaluation.advice.advising import advise as advice_on
+    from .models import Setup
+
+    for share in draft_cost:
         DRAFT_COST.check("draft_cost", share)
+    setup = Setup(models, decoding, prompts)
     loaded, screen = setup.load(), Console(stderr=as_json)
     with progress(screen) as bar:
         advice = advice_on(
-            loaded.target, loaded.draft, loaded.tokenizer, loaded.task, modes=modes, gammas=lengths, limit=limit,
-            split=setup.split, max_new_tokens=given.get("max_new_tokens"), temperature=setup.temperature,
-            top_p=setup.top_p, batch_size=batch_size, tune=given.get("tune", False), seed=setup.seed, out=out,
+            loaded.target, loaded.draft, loaded.tokenizer, loaded.task, modes=modes, gammas=gammas, limit=limit,
+            split=setup.chosen_split, max_new_tokens=max_new_tokens, temperature=setup.temperature,
+            top_p=setup.top_p, batch_size=batch_size, tune=tune, seed=setup.seed, out=out,
             measure="task" if setup.is_scored else None, track=bar.track,
         )  # fmt: skip
     if as_json:
-        typer.echo(json.dumps(advice.entry, indent=2, ensure_ascii=False))
+        print(json.dumps(advice.entry, indent=2, ensure_ascii=False))  # noqa: T201
         return
     screen.print("\n".join(advice.said), highlight=False)
     screen.print(advice.table())
     screen.print(advice.next_step, highlight=False, soft_wrap=True)
-    for share in shares:
+    for share in draft_cost:
         screen.print(f"where a drafted token takes {share:g} of a token of the target:", highlight=False)
         screen.print(advice.with_draft_cost(share).table())
     if out is not None:

@@ -3,39 +3,41 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
-import typer
+from cyclopts import Parameter
 
-from ..evaluation.calibration.calibrating import calibrate as certify_fastest
-from ..evaluation.tables import Column, NumberTable, number, table
-from ..generation.certificate import Certificate
+from ..errors import need
 from ..generation.spelling import split
-from . import options
 from .console import Console
-from .models import read_heads
+
+if TYPE_CHECKING:
+    from ..evaluation.tables import Column, NumberTable
+    from ..generation.certificate import Certificate
 
 
 def calibrate(
     *,
-    answers: Annotated[Path, options.of_prompts("--from", help="A folder that `evaluate` has written.")],
-    head: options.HeadSources = None,
+    answers: Annotated[Path, Parameter(name="--from", help="A folder that `evaluate` has written.")],
+    head: Annotated[list[str], Parameter(help="A trained head, [RULE=]SOURCE. Repeatable.", show_default=False)] = (),
     modes: Annotated[
-        str | None,
-        options.of_decoding(
-            metavar="MODE,…", help="Settings to test, for each rule from cautious to bold; all by default."
-        ),
+        str | None, Parameter(help="Settings to test, for each rule from cautious to bold; all by default.")
     ] = None,
-    max_loss: Annotated[float, options.of_output(help="Points of the score that may be lost on average.")] = 1.0,
-    confidence: Annotated[float, options.of_output(help="In per cent, of all certified settings together.")] = 95.0,
-    out: Annotated[Path, options.of_output(help="Folder for the certificate and the generation configuration.")],
+    max_loss: Annotated[float, Parameter(help="Points of the score that may be lost on average.")] = 1.0,
+    confidence: Annotated[float, Parameter(help="In per cent, of all certified settings together.")] = 95.0,
+    out: Annotated[Path, Parameter(help="Folder for the certificate and the generation configuration.")],
 ) -> None:
-    """Certify the fastest setting that loses at most so many points of a task's score.
+    """Certify the fastest setting that loses at most so many points of a task's score [lab].
 
-    The settings of each rule are tested in the given order, by the answers in a folder of `evaluate`. OUT gets
-    certificate.json and generation_config.json, which `--mode OUT` and `GenerationConfig.from_pretrained(OUT)` read.
-    The exit status is 1 if no setting is certified.
+    The settings of each rule are tested in the given order, by the answers in a
+    folder of `evaluate`. OUT gets certificate.json and generation_config.json,
+    which `--mode OUT` and `GenerationConfig.from_pretrained(OUT)` read. The
+    exit status is 1 if no setting is certified.
     """
+    need("lab", "`lossy-assist calibrate`")
+    from ..evaluation.calibration.calibrating import calibrate as certify_fastest
+    from .models import read_heads
+
     screen, heads = Console(), read_heads(head)
     chosen = None if modes is None else [name.strip() for name in split(modes, ",")]
     certificate = certify_fastest(answers, max_loss, confidence, chosen, heads)
@@ -43,11 +45,13 @@ def calibrate(
     screen.print(outcome_table(certificate))
     if certificate.chosen is None:
         screen.print(f"no setting is certified; written: {out}", soft_wrap=True)
-        raise typer.Exit(1)
+        raise SystemExit(1)
     screen.print(f"chosen: {certificate.chosen}; written: {out}", soft_wrap=True, markup=False, highlight=False)
 
 
 def outcome_table(certificate: Certificate) -> NumberTable:
+    from ..evaluation.tables import number, table
+
     columns: dict[str, Column] = {
         "setting": lambda x: x.mode,
         "outcome": lambda x: x.outcome,

@@ -4,22 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
+from cyclopts import Parameter
 from rich.console import Group
 from rich.table import Table
 from rich.text import Text
-from transformers.utils.logging import disable_progress_bar
 
-from .. import pairs
-from ..evaluation.answers import by_mode
-from ..evaluation.evaluation import Evaluation
-from ..evaluation.modes import Models, parse_modes
-from ..evaluation.requests import batches_of, run_request
-from ..evaluation.result import EvaluationResult, points, score_table
 from .console import Console, limit_threads, progress
-from .options import of_models, of_prompts
-from .rendering import marked, traced_text
+from .options import AT_LEAST_1
+
+if TYPE_CHECKING:
+    from ..evaluation.evaluation import Evaluation
+    from ..evaluation.result import EvaluationResult
 
 # Rules keep most of 8 drafted tokens, so only longer drafts tell them apart; lossless may be fastest with shorter ones.
 MODES = "plain,lossless@4,lossless@8,lossless@12,lossless@16,min_p@16,regret@16,judge@16,typical@16"
@@ -27,10 +24,19 @@ _BATCH_SIZE = 10
 
 
 def demo(
-    limit: Annotated[int, of_prompts(min=1, help="Test problems, answered by every mode.")] = 100,
-    threads: Annotated[int, of_models(min=1, help="CPU threads; one is fastest for models this small.")] = 1,
+    *,
+    limit: Annotated[int, AT_LEAST_1, Parameter(help="Test problems, answered by every mode.")] = 100,
+    threads: Annotated[int, AT_LEAST_1, Parameter(help="CPU threads; one is fastest for models this small.")] = 1,
 ) -> None:
     """Answer questions in several modes on the bundled pair: quality, calls of the target, and a verdict."""
+    from transformers.utils.logging import disable_progress_bar
+
+    from .. import pairs
+    from ..evaluation.answers import by_mode
+    from ..evaluation.evaluation import Evaluation
+    from ..evaluation.modes import Models, parse_modes
+    from ..evaluation.result import score_table
+
     limit_threads(threads)
     disable_progress_bar()
     screen = Console()
@@ -95,6 +101,9 @@ class Verdict:
 
 def _loss(result: EvaluationResult, rule: str) -> str:
     """Say how far a rule's score is from the target's, and why it may be above it."""
+    from ..evaluation.answers import by_mode
+    from ..evaluation.result import points
+
     score, answers = result.modes[rule], by_mode(result.answers)
     own, target = answers[rule], answers[result.reference]
     mended, broken = (sum(a[i].score > b[i].score for i in own) for a, b in ((own, target), (target, own)))
@@ -111,6 +120,9 @@ def _loss(result: EvaluationResult, rule: str) -> str:
 
 
 def _side_by_side(evaluation: Evaluation, shown: Sequence[str], problem: int, *, colour: bool) -> Group:
+    from ..evaluation.requests import batches_of, run_request
+    from .rendering import marked, traced_text
+
     example, tokenizer = evaluation.examples[problem], evaluation.tokenizer
     (batch,) = batches_of([evaluation.task.encode(example, tokenizer)], device=evaluation.models.target.device)
     table = Table(*shown, expand=True)

@@ -3,69 +3,73 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-import torch
+from cyclopts import Parameter
 from rich.text import Text
-from transformers import set_seed
 
-from .. import enabled
-from ..drafting.vocabulary import same_tokenizer
 from ..errors import LossyValueError
-from ..evaluation.modes import DecodingMode, parse_modes
-from ..evaluation.requests import PromptList
-from ..generation.config import LossyConfig, head_users
-from ..generation.spelling import Spelling
-from ..tasks import Example
+from ..generation.spelling import FORM, Spelling
 from . import options
 from .console import Console
-from .models import LoadedModels
-from .rendering import ConsoleStreamer, stats_table
-from .setup import DRAFTING, LOADING, SAMPLING, Setup
 
-SETTINGS = (
-    LOADING
-    | {"assistant_tokenizer": "the draft's tokenizer, if its folder has none"}
-    | {key: DRAFTING[key] for key in ("gamma", "prompt_lookup")}
-    | SAMPLING
-    | {"seed": "of all draws", "temperature": "of --sample; the model's own by default"}
-)
+if TYPE_CHECKING:
+    from ..evaluation.modes import DecodingMode
+    from .models import LoadedModels
 
 
 def generate(
-    prompt: options.PromptText = None,
-    pair: options.PairName = None,
-    model: options.Target = None,
-    assistant: options.Assistant = None,
-    head: options.HeadSources = None,
-    dtype: options.Dtype = None,
-    draft_dtype: options.DraftDtype = None,
+    prompt: options.Prompt = None,
+    /,
+    *,
+    models: options.ModelsWithHeads = options.ModelsWithHeads(),
+    assistant_tokenizer: Annotated[
+        str | None, Parameter(group=options.MODELS, help="The draft's tokenizer, if its folder has none.")
+    ] = None,
     chat: Annotated[
-        bool, options.of_prompts("--chat", help="Put the prompt into the chat template as a user's message.")
+        bool, Parameter(group=options.PROMPTS, help="Put the prompt into the chat template as a user's message.")
     ] = False,
-    mode: options.Mode = "lossless",
-    sample: options.Sample = False,
-    max_new_tokens: options.MaxNewTokens = 160,
-    stats: Annotated[bool, options.of_output("--stats", help="Print the statistics.")] = False,
+    mode: Annotated[
+        str,
+        Parameter(
+            group=options.DECODING,
+            help=f"{FORM}, or a calibrated folder. `lossy-assist rules` lists the rules, and `lossy-assist rules NAME` "
+            "a rule's settings.",
+        ),
+    ] = "lossless",
+    max_new_tokens: options.Longest = 160,
+    decoding: options.Drafting = options.Drafting(),
+    stats: Annotated[bool, Parameter(group=options.OUTPUT, help="Print the statistics.")] = False,
     show_acceptance: Annotated[
-        bool, options.of_output("--show-acceptance", help="Mark tokens kept only by a lossy rule.")
+        bool, Parameter(group=options.OUTPUT, help="Mark tokens kept only by a lossy rule.")
     ] = False,
-    settings: options.Settings = None,
 ) -> None:
     """Continue a prompt with a drafter and an acceptance rule, streaming."""
-    given = options.read_set(settings, SETTINGS)
-    setup = Setup.of(pair, model, assistant, dtype, draft_dtype, given, head=head, sample=sample)
-    setup.models.check({"PROMPT": prompt})
-    decoding = one_mode(mode, setup)
-    if unused := [rule for rule in setup.heads if rule not in decoding.rules]:
+    decoding.check()
+    models.check({"PROMPT": prompt}, lookup=decoding.prompt_lookup)
+    if assistant_tokenizer is not None and models.assistant is None:
+        raise LossyValueError(f"`--assistant-tokenizer` {assistant_tokenizer!r} needs an `--assistant`; add it")
+    import torch
+    from transformers import set_seed
+
+    from .. import enabled
+    from ..evaluation.requests import PromptList
+    from ..generation.config import head_users
+    from ..tasks import Example
+    from .models import Setup
+    from .rendering import ConsoleStreamer, stats_table
+
+    setup = Setup(models, decoding, assistant_tokenizer=assistant_tokenizer)
+    chosen = one_mode(mode, None if decoding.gamma is None else setup.gamma)
+    if unused := [rule for rule in setup.heads if rule not in chosen.rules]:
         raise LossyValueError(f"`--head` is for the rule {unused[0]!r}, which is not in `--mode`; leave it out")
-    if "seed" in given:
-        decoding = replace(decoding, settings={"seed": setup.seed, **decoding.settings})
-        set_seed(setup.seed)
-    if pair is None or all(rule in setup.heads for rule in head_users(decoding.rule)):
-        fields_of(decoding, setup.heads)  # else the pair may bring a head
-    loaded, screen = setup.load({"PROMPT": prompt}), Console()
-    keywords = fields_of(decoding, loaded.heads) | drafting_of(decoding, loaded, given.get("prompt_lookup"))
+    if decoding.seed is not None:
+        chosen = replace(chosen, settings={"seed": decoding.seed, **chosen.settings})
+        set_seed(decoding.seed)
+    if models.pair is None or all(rule in setup.heads for rule in head_users(chosen.rule)):
+        fields_of(chosen, setup.heads)  # else the pair may bring a head
+    loaded, screen = setup.load(), Console()
+    keywords = fields_of(chosen, loaded.heads) | drafting_of(chosen, loaded, decoding.prompt_lookup)
     target, tokenizer = loaded.target, loaded.tokenizer
     example = loaded.shown if prompt is None else None
     if example is not None:
@@ -77,14 +81,14 @@ def generate(
             "chat model, or leave it out"
         )
     turn = PromptList([prompt]).encode(Example(prompt, ""), tokenizer) if chat else None
-    ids = turn or loaded.read(prompt, as_question=pair is not None)
+    ids = turn or loaded.read(prompt, as_question=models.pair is not None)
     with enabled(target):
         output = target.generate(
             input_ids=torch.tensor([ids], device=target.device),
             **keywords,
             max_new_tokens=max_new_tokens,
-            do_sample=sample,
-            **{key: given[key] for key in SAMPLING if key in given},
+            do_sample=decoding.sample,
+            **{name: value for name in ("temperature", "top_p") if (value := getattr(decoding, name)) is not None},
             streamer=ConsoleStreamer(tokenizer, screen, mark=show_acceptance),
             return_dict_in_generate=True,
         )
@@ -97,9 +101,11 @@ def generate(
         screen.print(stats_table(output.lossy_stats))
 
 
-def one_mode(text: str, setup: Setup) -> DecodingMode:
-    """Read a mode of rules; γ is the models' own unless the mode or ``--set`` says it."""
-    mode, *others = parse_modes(text, setup.gamma if "gamma" in setup.settings else None)
+def one_mode(text: str, gamma: int | str | None) -> DecodingMode:
+    """Read a mode of rules; γ is the models' own unless the mode or an option says it."""
+    from ..evaluation.modes import parse_modes
+
+    mode, *others = parse_modes(text, gamma)
     if others or mode.rule is None:
         Spelling.read(text, "--mode")  # refuses several
         raise LossyValueError(f"`--mode` has to name rules, but is {text!r}, which only comparisons take")
@@ -108,6 +114,8 @@ def one_mode(text: str, setup: Setup) -> DecodingMode:
 
 def fields_of(mode: DecodingMode, known: dict[str, Any]) -> dict[str, Any]:
     """Return the lossy fields of ``generate()`` once they are checked; a certificate brings its own heads."""
+    from ..generation.config import LossyConfig
+
     heads = {} if "certificate" in mode.settings else known
     own = {rule: heads[rule] for rule in mode.rules if rule in heads} or mode.head
     fields = {"lossy_mode": mode.rule, "lossy_config": dict(mode.settings), "lossy_head": own}
@@ -117,6 +125,8 @@ def fields_of(mode: DecodingMode, known: dict[str, Any]) -> dict[str, Any]:
 
 def drafting_of(mode: DecodingMode, loaded: LoadedModels, lookup: int | None) -> dict[str, Any]:
     """Return the keywords of ``generate()`` for drafting, by a model or by prompt ``lookup``."""
+    from ..drafting.vocabulary import same_tokenizer
+
     keywords: dict[str, Any] = {"tokenizer": loaded.tokenizer}
     if lookup is not None:
         keywords["prompt_lookup_num_tokens"] = lookup

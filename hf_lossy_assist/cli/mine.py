@@ -8,92 +8,78 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+from cyclopts import Parameter
 from rich.box import SIMPLE_HEAD
 from rich.progress import Progress, TaskID
 from rich.table import Column, Table
 
-from ..errors import LossyValueError
+from ..errors import LossyValueError, need
 from ..store.folder import this_process
 from ..tasks.api_model import ApiModel
 from . import options
 from .console import Console, progress
-from .setup import CHOOSING, LOADING, Setup
 
 if TYPE_CHECKING:
     from ..training.label_folder import PromptLabels
     from ..training.labelling import PromptResult
 
-SETTINGS = LOADING | {
-    "split": "the task's split; its first by default",
-    "task.KEY": CHOOSING["task.KEY"],
-    "seed": "of all draws; 0 by default",
-    "temperature": "of --sample and of ratio labels, 1 by default",
-}
-LABELS = """\b
-Labels, KIND[:KEY=VALUE…]:
-  judge: which mismatches of draft and target change the answer
-    mismatches: about so many of each prompt, drawn by the seed; else all
-    only_solved: true leaves out prompts that the target answers wrongly
-    writer_dtype: int8 or int4: a rounded copy of the target writes
-    workers: threads for tasks that run programs or ask a server
-  ratio: both models' probabilities of drafted tokens
-    rows: tokens per prompt for each of the four kinds of prefix; 8 by default"""
-COMMAND_OPTIONS = {"epilog": LABELS}
-
 
 def mine(
     *,
-    pair: options.PairName = None,
-    model: options.Target = None,
-    assistant: options.Assistant = None,
+    models: options.Models = options.Models(),
     target_api: Annotated[
         str | None,
-        options.of_models(metavar="URL#NAME", help="The target NAME is at this OpenAI-compatible API, …/v1."),
+        Parameter(group=options.MODELS, help="URL#NAME: the target NAME is at this OpenAI-compatible API, …/v1."),
     ] = None,
-    dtype: options.Dtype = None,
-    task: options.TaskName = None,
-    data: options.TaskData = None,
+    prompts: options.Prompts = options.Prompts(),
     limit: options.Limit = 1000,
-    labels: Annotated[
-        str, options.of_decoding(metavar="KIND[:KEY=VALUE…]", help="judge or ratio; see below.")
-    ] = "judge",
     batch_size: options.BatchSize = 32,
-    max_new_tokens: options.MaxNewTokens = 160,
-    sample: options.Sample = False,
-    out: Annotated[Path, options.of_output(help="Folder for the labels; the same one continues an interrupted run.")],
-    settings: options.Settings = None,
+    labels: Annotated[str, Parameter(group=options.DECODING, help="KIND[:KEY=VALUE…]; see above.")] = "judge",
+    max_new_tokens: options.Longest = 160,
+    decoding: options.Sampling = options.Sampling(),
+    out: Annotated[
+        Path, Parameter(group=options.OUTPUT, help="Folder for the labels; the same one continues an interrupted run.")
+    ],
 ) -> None:
-    """Find out which tokens of a draft change the answer, and store them with the models' hidden states.
+    """Find out which tokens of a draft change the answer, and store them with the models' hidden states [lab].
 
-    Interrupted runs continue when the command is repeated. With `accelerate launch -m hf_lossy_assist mine …` the
-    prompts are split over the processes.
+    Interrupted runs continue when the command is repeated. With `accelerate
+    launch -m hf_lossy_assist mine …` the prompts are split over the processes.
+
+    Labels, KIND[:KEY=VALUE…]:
+      judge: which mismatches of draft and target change the answer
+        mismatches: about so many of each prompt, drawn by the seed; else all
+        only_solved: true leaves out prompts that the target answers wrongly
+        writer_dtype: int8 or int4: a rounded copy of the target writes
+        workers: threads for tasks that run programs or ask a server
+      ratio: both models' probabilities of drafted tokens
+        rows: tokens per prompt for each of the four kinds of prefix; 8 by default
     """
+    need("lab", "`lossy-assist mine`")
+    api = None if target_api is None else _api(target_api)
+    if prompts.task is None and prompts.data is not None:
+        raise LossyValueError("`--data` is for `--task`; name the task")
+    models.check({"--task": prompts.task}, () if api is None else ("--model",))
+    prompts.check(None)
     from ..evaluation.meters import provenance
     from ..training.label_folder import load_mined
     from ..training.labelling import Labelling
     from ..training.labelling import mine as run
     from ..training.labels import read_labels
+    from .models import Setup
 
-    given, process, screen = options.read_set(settings, SETTINGS), this_process(), Console()
-    kind = read_labels(labels)
-    setup = Setup.of(
-        pair, model, assistant, dtype, None, given, task=task, data=data, split=given.get("split"),
-        sample=sample or kind.temperature is not None,
-    )  # fmt: skip
-    if sample or "temperature" in given:
-        kind = replace(kind, temperature=given.get("temperature", 1.0))
-    api = None if target_api is None else _api(target_api)
-    if task is None and (data is not None or setup.task_settings):
-        raise LossyValueError("`--data` and the task's settings are for `--task`; name the task")
-    needed, optional = {"--task": task}, () if api is None else ("--model",)
-    setup.models.check(needed, optional)
-    if setup.prompts is None:
-        raise LossyValueError(f"`--task` has to be given: the pair {pair!r} has none of its own")
-    loaded = setup.load(needed, optional)
+    process, screen, kind = this_process(), Console(), read_labels(labels)
+    if kind.temperature is None:
+        decoding.check()
+    if decoding.sample or decoding.temperature is not None:
+        kind = replace(kind, temperature=decoding.temperature or 1.0)
+    setup = Setup(models, decoding, prompts, split=None)
+    if setup.task is None:
+        raise LossyValueError(f"`--task` has to be given: the pair {models.pair!r} has none of its own")
+    loaded = setup.load()
     labelling = Labelling(
-        loaded.task, loaded.tokenizer, loaded.target, loaded.draft, kind, api, limit, setup.split, batch_size,
-        max_new_tokens, setup.seed, {"data": data, "task_settings": setup.task_settings}, process,
+        loaded.task, loaded.tokenizer, loaded.target, loaded.draft, kind, api, limit, setup.chosen_split, batch_size,
+        max_new_tokens, setup.seed, {"data": prompts.data, "task_settings": prompts.settings}, process,
     )  # fmt: skip
     shown = screen if process.number == 0 else Console(quiet=True)  # one bar is enough for all processes
     counts = {"limit": limit, "batch_size": batch_size, "labels": labels, "processes": process.count}
@@ -103,7 +89,7 @@ def mine(
     except KeyboardInterrupt:
         done = len(load_mined(out).prompts)
         screen.print(f"stopped; {done} prompts are in {out}, and the same command goes on from there")
-        raise typer.Exit(130) from None
+        raise SystemExit(130) from None
     rows = load_mined(out).prompts
     if len(rows) < len(labelling.examples):
         screen.print(f"process {process.number} is done; others are still at work on {out}")

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -22,17 +23,18 @@ from ..acceptors import REGISTRY, head_type, place_rule_head
 from ..compat import load_errors
 from ..drafting.mtp import mtp_of
 from ..drafting.state_head import StateHead
-from ..errors import LossyValueError
-from ..evaluation.modes import Models
+from ..evaluation.modes import DecodingMode, Models, modes_of
 from ..evaluation.requests import PromptList
 from ..heads import Head, ModelIdentity
 from ..heads.head import load_head
+from ..integrations.vllm.engines import VllmEngines, vllm_engines, vllm_has
 from ..models.prepacked import prepack
 from ..models.quantised import quantize_draft
 from ..pairs.pair import STATE_HEADS
 from ..store.folder import this_process
 from ..tasks import Example, Task
 from ..values import check_name
+from . import options
 from .console import limit_threads
 
 STORY_OPENINGS = (
@@ -49,9 +51,6 @@ STORY_OPENINGS = (
 )
 """Prompts for models without a task."""
 
-
-MTP = "mtp"
-"""``--assistant`` for the target's own MTP layer."""
 
 # The bundled pair answers this problem right by its usual rules, and `dropmatch` in fewer rounds than `lossless`.
 _SHOWN = {"arithmetic": 18}
@@ -92,79 +91,114 @@ class LoadedModels:
 
 
 @dataclass(frozen=True)
-class ModelOptions:
-    """The options that name models, and how they are loaded."""
+class Setup:
+    """Models, prompts and ways to decode, as the options of a command name them."""
 
-    pair: str | None = None
-    model: str | None = None
-    assistant: str | None = None
-    dtype: str | None = None
-    device: str | None = None
-    folder: str | None = None  # with the pair's models
+    models: options.Models
+    decoding: options.Sampling
+    prompts: options.Prompts = options.Prompts()
+    measuring: options.Measuring = options.Measuring()
+    usual_gamma: int = 5  # where neither an option nor a mode says it
+    split: str | None = "test"  # None for the task's first
     assistant_tokenizer: str | None = None  # if the draft's folder has none
-    prompt_lookup: int | None = None  # tokens that are looked up, in a pair's draft's place
-    prepack: bool = False
-    draft_dtype: str | None = None
-    threads: int | None = None
+
+    def __post_init__(self) -> None:
+        limit_threads(self.models.threads)
 
     @property
+    def temperature(self) -> float | None:
+        return (self.decoding.temperature or 0.9) if self.decoding.sample else None
+
+    @property
+    def top_p(self) -> float:
+        return self.decoding.top_p or 1.0
+
+    @property
+    def seed(self) -> int:
+        return self.decoding.seed or 0
+
+    @property
+    def gamma(self) -> int | str:
+        alone = None if self.has_draft else self.decoding.prompt_lookup
+        return next(x for x in (alone, self.decoding.gamma, self.usual_gamma) if x is not None)
+
+    @cached_property
     def has_draft(self) -> bool:
-        """Whether a model drafts: with prompt lookup, a pair's own is named as ``--assistant draft``."""
-        return self.assistant is not None or (self.pair is not None and self.prompt_lookup is None)
+        return self.models.has_draft(self.decoding.prompt_lookup)
 
-    def check(self, others: Mapping[str, Any] | None = None, optional: Collection[str] = ()) -> None:
-        """Refuse options that conflict, before anything is loaded; set the number of threads.
+    @cached_property
+    def heads(self) -> dict[str, Head]:
+        return read_heads(self.models.head)
 
-        Without a pair, model and assistant and the options in ``others`` are required unless they are ``optional``.
-        """
-        limit_threads(self.threads)
-        named = {"--model": self.model, "--assistant": self.assistant, **(others or {})}
-        if self.pair is not None and self.model is not None:
-            raise LossyValueError(f"`--pair` {self.pair!r} brings its own models; leave out `--model`")
-        if self.assistant_tokenizer is not None and self.assistant is None:
-            raise LossyValueError(f"`assistant_tokenizer` {self.assistant_tokenizer!r} needs an `--assistant`; add it")
-        if self.prompt_lookup is not None:
-            optional = (*optional, "--assistant")
-        if self.draft_dtype is not None and (self.assistant == MTP or not self.has_draft):
-            raise LossyValueError(f"`--draft-dtype` {self.draft_dtype} needs a draft model; add `--assistant`")
-        missing = [f"`{name}`" for name, value in named.items() if value is None and name not in optional]
-        if self.pair is None and missing:
-            *others, last = missing
-            names = f"{', '.join(others)} and {last} have" if others else f"{last} has"
-            raise LossyValueError(f"{names} to be given, or `--pair arithmetic` instead")
-        if self.pair is None and self.folder is not None:
-            raise LossyValueError(f"`folder` {self.folder!r} has the models of a `--pair`, but there is none")
+    @cached_property
+    def vllm(self) -> VllmEngines | None:
+        """What decodes in the place of this process, or beside it."""
+        return vllm_engines("vllm" in self.measuring.engine, self.measuring.vllm_python, self.models.threads)
 
-    def load(self, task: Task | None = None) -> LoadedModels:
-        """Load models as the options say; ``task`` replaces the pair's."""
+    def modes(self, text: str, heads: Mapping[str, Head]) -> list[DecodingMode]:
+        """Read modes, in the engines that are to run them."""
+        modes = modes_of(text, self.gamma, self.temperature, self.top_p, heads)
+        if self.measuring.engine == "hf":
+            return modes
+        if self.measuring.engine == "vllm":
+            return self.vllm.modes(modes)
+        return [*modes, *self.vllm.modes(filter(vllm_has, modes))]
+
+    @cached_property
+    def task(self) -> Task | None:
+        """The prompts that are named: of a task, of a file without right answers, or of the pair."""
+        if self.prompts.loaded is None and self.models.pair is not None:
+            return pairs.task_of(self.models.pair)
+        return self.prompts.loaded
+
+    @property
+    def chosen_split(self) -> str | None:
+        return self.prompts.chosen_split(self.split)
+
+    @property
+    def is_scored(self) -> bool:
+        """Whether the prompts have a task's score: a named task's, or that of a pair."""
+        return self.prompts.task is not None or (self.prompts.data is None and self.task is not None)
+
+    def load(self) -> LoadedModels:
+        """Load the models; heads and prompts that can't be read are refused before."""
         disable_progress_bar()
+        heads, task, named = self.heads, self.task, self.models
+        if task is not None and self.prompts.loaded is None:
+            task.examples(self.chosen_split or task.splits[0], 1)
         loaded = self._load(task)
-        if self.draft_dtype is not None and loaded.draft is not None:
-            loaded = replace(loaded, draft=quantize_draft(loaded.draft, self.draft_dtype))
-        if self.prepack:
-            draft = loaded.draft if loaded.draft is None or self.draft_dtype else prepack(loaded.draft)
+        if named.draft_dtype is not None and loaded.draft is not None:
+            loaded = replace(loaded, draft=quantize_draft(loaded.draft, named.draft_dtype))
+        if named.prepack:
+            draft = loaded.draft if loaded.draft is None or named.draft_dtype else prepack(loaded.draft)
             loaded = replace(loaded, target=loaded.target and prepack(loaded.target), draft=draft)
-        return replace(loaded, draft=mtp_of(loaded.target)) if self.assistant == MTP else loaded
+        if named.assistant == options.MTP:
+            loaded = replace(loaded, draft=mtp_of(loaded.target))
+        return replace(loaded, heads={**loaded.heads, **heads})
 
     def _load(self, task: Task | None) -> LoadedModels:
-        device, named = self.device or default_device(), None if self.assistant == MTP else self.assistant
-        if self.pair is None:
+        named = self.models
+        device, assistant = (
+            named.device or default_device(),
+            None if named.assistant == options.MTP else named.assistant,
+        )
+        if named.pair is None:
             return LoadedModels(
-                None if self.model is None else load_model("--model", self.model, self.dtype, device),
-                None if named is None else load_draft("--assistant", named, self.dtype, device),
-                pretrained("--model", self.model or named, AutoTokenizer),
+                None if named.model is None else load_model("--model", named.model, named.dtype, device),
+                None if assistant is None else load_draft("--assistant", assistant, named.dtype, device),
+                pretrained("--model", named.model or assistant, AutoTokenizer),
                 task or PromptList(STORY_OPENINGS),
                 draft_tokenizer=self._draft_tokenizer(),
             )
         one = "cpu" if device == "auto" else device
-        dtype = self.dtype and getattr(torch, self.dtype, "auto")
-        pair = pairs.load(self.pair, dtype=dtype, device=one, folder=self.folder)
+        dtype = named.dtype and getattr(torch, named.dtype, "auto")
+        pair = pairs.load(named.pair, dtype=dtype, device=one, folder=named.folder)
         draft, heads, tokenizer = pair.draft, pair.rule_heads, None
-        if self.assistant in STATE_HEADS and getattr(pair, self.assistant) is not None:
-            draft = getattr(pair, self.assistant)
-        elif self.assistant not in (None, "draft"):
-            dtype = self.dtype or str(pair.target.dtype).removeprefix("torch.")
-            draft, heads = named and load_draft("--assistant", named, dtype, one), {}
+        if named.assistant in STATE_HEADS and getattr(pair, named.assistant) is not None:
+            draft = getattr(pair, named.assistant)
+        elif named.assistant not in (None, "draft"):
+            dtype = named.dtype or str(pair.target.dtype).removeprefix("torch.")
+            draft, heads = assistant and load_draft("--assistant", assistant, dtype, one), {}
             tokenizer = self._draft_tokenizer()
         if not self.has_draft:
             draft = None
@@ -173,9 +207,13 @@ class ModelOptions:
 
     def _draft_tokenizer(self) -> PreTrainedTokenizerBase | None:
         if self.assistant_tokenizer is not None:
-            return pretrained("assistant_tokenizer", self.assistant_tokenizer, AutoTokenizer)
+            return pretrained("--assistant-tokenizer", self.assistant_tokenizer, AutoTokenizer)
         try:
-            return None if self.assistant in (None, MTP) else AutoTokenizer.from_pretrained(self.assistant)
+            return (
+                None
+                if self.models.assistant in (None, options.MTP)
+                else AutoTokenizer.from_pretrained(self.models.assistant)
+            )
         except (OSError, ValueError):
             return None  # such a draft shares the target's
 

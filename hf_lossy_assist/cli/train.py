@@ -6,13 +6,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-import typer
-from transformers.utils.logging import disable_progress_bar
+from cyclopts import Parameter
 
 from ..errors import need
-from .console import CleanCommand, CleanGroup, Console, limit_threads, progress
-from .models import identity_of
-from .options import PAIRS, Threads, of_decoding, of_models, of_output, of_prompts
+from .console import Console, limit_threads, progress
+from .options import AT_LEAST_0, AT_LEAST_1, PairName, must
 
 if TYPE_CHECKING:
     from ..evaluation.tables import Column, NumberTable
@@ -22,55 +20,49 @@ if TYPE_CHECKING:
 # With fewer important tokens, the standard error of a recall of 0.9 is above 3 points.
 _ENOUGH = 100
 
-Out = Annotated[Path, of_output(help="Folder for the head.")]
-License = Annotated[str | None, of_output(help="License for the card, as the Hub names it.")]
-Pair = Annotated[str | None, of_models(help=f"The pair with the models: {PAIRS}.")]
-Seed = Annotated[int, of_decoding(min=0, help="Seed of every random number.")]
-
-app = typer.Typer(
-    name="train",
-    cls=CleanGroup,
-    add_completion=False,
-    help="Train heads from labelled data.",
-    no_args_is_help=True,
-    rich_markup_mode=None,
-)
+Out = Annotated[Path, Parameter(help="Folder for the head.")]
+License = Annotated[str | None, Parameter(help="License for the card, as the Hub names it.")]
+Pair = Annotated[PairName | None, Parameter(help="The pair with the models.")]
+Seed = Annotated[int, AT_LEAST_0, Parameter(help="Seed of every random number.")]
+Threads = Annotated[int | None, AT_LEAST_1, Parameter(help="CPU threads; torch's choice by default.")]
 
 
-@app.command("judge", cls=CleanCommand)
 def judge(
+    *,
     out: Out,
     data: Annotated[
         list[Path],
-        of_prompts(
-            help="Folder that `lossy-assist mine` wrote. Repeatable: other prompts of the same task and models."
-        ),
+        Parameter(help="Folder that `lossy-assist mine` wrote. Repeatable: other prompts of the same task and models."),
     ],
     pair: Pair = None,
     model: Annotated[
-        str | None, of_models(help="The target, a folder or a Hub id, where --data was mined through an API.")
+        str | None, Parameter(help="The target, a folder or a Hub id, where --data was mined through an API.")
     ] = None,
     threads: Threads = None,
-    models: Annotated[Literal["target", "draft", "both"], of_decoding(help="The models to read states of.")] = "target",
+    models: Annotated[Literal["target", "draft", "both"], Parameter(help="The models to read states of.")] = "target",
     features: Annotated[
         Literal["draft", "previous", "both"] | None,
-        of_decoding(
+        Parameter(
             help="The state that has read the drafted token, the one that predicted it, or both; by default the better "
             "of the two, out of fold."
         ),
     ] = None,
-    recall: Annotated[float, of_decoding(help="Share of important tokens that the threshold has to find.")] = 0.9,
+    recall: Annotated[float, Parameter(help="Share of important tokens that the threshold has to find.")] = 0.9,
     seed: Seed = 0,
     license: License = None,
 ) -> None:
     """Train a judge head, which tells whether a mismatch matters for the answer (AutoJudge).
 
-    The head is a logistic regression on standardised hidden states, fitted to all prompts. Its figures and thresholds
-    are out of fold: each prompt is judged by a classifier that has not seen it.
+    The head is a logistic regression on standardised hidden states, fitted to
+    all prompts. Its figures and thresholds are out of fold: each prompt is
+    judged by a classifier that has not seen it.
     """
     need("lab", "`lossy-assist train judge`")
+    from transformers.utils.logging import disable_progress_bar
+
     from ..training import judge_training
     from ..training.examples import check, read_together
+    from .models import identity_of
 
     limit_threads(threads)
     disable_progress_bar()
@@ -129,38 +121,43 @@ def _threshold_table(config: JudgeConfig | VerifierConfig, title: str, shares: M
     return table(config.thresholds, columns, title)
 
 
-@app.command("verifier", cls=CleanCommand)
 def verifier(
+    *,
     out: Out,
-    data: Annotated[Path, of_prompts(help="Folder that `lossy-assist mine --labels ratio` wrote.")],
+    data: Annotated[Path, Parameter(help="Folder that `lossy-assist mine --labels ratio` wrote.")],
     pair: Pair = None,
     threads: Threads = None,
     ratio: Annotated[
-        float, of_decoding("--lambda", help="A token is acceptable iff q/p is at most this: 1, 1.2, 1.5, ….")
+        float, Parameter(name="--lambda", help="A token is acceptable iff q/p is at most this: 1, 1.2, 1.5, ….")
     ] = 1.0,
     position: Annotated[
         Literal["previous", "token"] | None,
-        of_decoding(
+        Parameter(
             help="The draft's state that predicted the token, or the one that has read it; by default the better one "
             "out of fold."
         ),
     ] = None,
     threshold: Annotated[
-        float, of_decoding(min=0, max=1, help="A token is committed iff the head's probability is above this.")
+        float,
+        must("from 0 to 1", lambda x: 0 <= x <= 1),
+        Parameter(help="A token is committed iff the head's probability is above this."),
     ] = 0.5,
     recall: Annotated[
-        float | None, of_decoding(help="Share of acceptable tokens that the threshold has to commit, instead of it.")
+        float | None, Parameter(help="Share of acceptable tokens that the threshold has to commit, instead of it.")
     ] = None,
     seed: Seed = 0,
     license: License = None,
 ) -> None:
     """Train a verifier head, which tells whether a drafted token needs the target's check (SPRINTER).
 
-    The head is a logistic regression on the draft's standardised hidden state, fitted to all prompts. Its figures and
-    thresholds are out of fold: each prompt is judged by a head that has not seen it. The plot in OUT shows the ROC
-    curves of λ = 1, 1.2 and 1.5.
+    The head is a logistic regression on the draft's standardised hidden state,
+    fitted to all prompts. Its figures and thresholds are out of fold: each
+    prompt is judged by a head that has not seen it. The plot in OUT shows the
+    ROC curves of λ = 1, 1.2 and 1.5.
     """
     need("lab", "`lossy-assist train verifier`")
+    from transformers.utils.logging import disable_progress_bar
+
     from ..training.examples import read_ratios
     from ..training.verifier_training import RATIOS, VerifierSettings, train_verifier
 

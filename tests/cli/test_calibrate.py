@@ -5,17 +5,15 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from typer.testing import CliRunner
-
-from hf_lossy_assist.cli import app
+from tests.cli.running import invoke
 
 SETTINGS = ("--modes", "topk:k=2,topk:k=3,relaxed")
-SMALL = ("--pair", "arithmetic", "--set", "gamma=2")
+SMALL = ("--pair", "arithmetic", "--gamma", "2")
 SHORT = ("--max-new-tokens", "4")
 
 
 def run(command: str, *arguments: str, status: int = 0) -> str:
-    result = CliRunner().invoke(app, [command, *arguments], env={"COLUMNS": "160"})
+    result = invoke([command, *arguments], env={"COLUMNS": "160"})
     assert result.exit_code == status, result.output
     return result.output
 

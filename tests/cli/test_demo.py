@@ -5,10 +5,9 @@ from __future__ import annotations
 import re
 
 import pytest
-from typer.testing import CliRunner
 
 from hf_lossy_assist import pairs
-from hf_lossy_assist.cli import app, demo
+from hf_lossy_assist.cli import demo
 from hf_lossy_assist.cli.demo import MODES, Verdict
 from hf_lossy_assist.evaluation.answers import Answer
 from hf_lossy_assist.evaluation.modes import parse_modes
@@ -16,6 +15,7 @@ from hf_lossy_assist.evaluation.quality import paired_interval
 from hf_lossy_assist.evaluation.result import EvaluationResult
 from hf_lossy_assist.evaluation.scores import baselines_of
 from hf_lossy_assist.tasks import Arithmetic
+from tests.cli.running import invoke
 
 ROW = re.compile(
     r"^ (?P<mode>\S+) +(?P<n>\d+) +(?P<score>[\d.]+)  (?P<interval>.*?) +(?P<kept>[\d.]+) +[\d.]+ +(?P<calls>[\d.]+) ",
@@ -26,7 +26,7 @@ SIZE = 3
 
 
 def run(problems: int) -> str:
-    result = CliRunner().invoke(app, ["demo", "--limit", str(problems)], env={"COLUMNS": "80"})
+    result = invoke(["demo", "--limit", str(problems)], env={"COLUMNS": "80"})
     assert result.exit_code == 0, result.output
     assert f"problems answered: 1 of {problems}" in result.stderr
     return result.stdout
@@ -128,4 +128,4 @@ def test_every_rule_drafts_as_far_as_the_longest_draft_of_lossless():
 
 @pytest.mark.parametrize("problems", ["0", "-1"])
 def test_at_least_one_problem_is_answered(problems):
-    assert CliRunner().invoke(app, ["demo", "--limit", problems]).exit_code == 2
+    assert invoke(["demo", "--limit", problems]).exit_code == 2

@@ -10,24 +10,23 @@ import time
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
 from hf_lossy_assist import pairs
 from hf_lossy_assist.calibration import calibrate
-from hf_lossy_assist.cli import app
 from hf_lossy_assist.errors import LossyValueError
 from hf_lossy_assist.evaluation import evaluation as module
 from hf_lossy_assist.tasks import Arithmetic
 from hf_lossy_assist.tasks.sandbox import isolation
+from tests.cli.running import invoke
 from tests.eagle3_heads import layer, random_head
 from tests.forking import ended, fork, fork_ranks
 
 MODES = "plain,lossless,topk:k=2"
-SMALL = ("--limit", "3", "--max-new-tokens", "6", "--set", "gamma=3")
+SMALL = ("--limit", "3", "--max-new-tokens", "6", "--gamma", "3")
 
 
 def run(*arguments: str, status: int = 0):
-    result = CliRunner().invoke(app, ["evaluate", *arguments], env={"COLUMNS": "160"})
+    result = invoke(["evaluate", *arguments], env={"COLUMNS": "160"})
     assert result.exit_code == status, result.output
     return result
 
@@ -45,7 +44,7 @@ def test_modes_are_scored_and_compared(bundled, tmp_path):
     assert {(row["mode"], row["id"]) for row in rows} == {(mode, i) for mode in summary for i in range(3)}
     assert "points against" in printed
     assert all(mode in printed for mode in summary)
-    run("--pair", "arithmetic", "--modes", "lossless,typical", *SMALL, "--set", "reference=plain", *given, status=2)
+    run("--pair", "arithmetic", "--modes", "lossless,typical", *SMALL, "--reference", "plain", *given, status=2)
     run("--pair", "arithmetic", "--modes", f"{MODES},typical", *SMALL, *given)
     summary, again = read(tmp_path)
     assert again[: len(rows)] == rows
@@ -71,7 +70,7 @@ def test_models_and_a_task_of_one_s_own(tiny_pair_folder, tmp_path):
     problems.write_text('{"question": "What are 2 dozen?", "answer": "#### 24"}\n' * 2)
     models = ("--model", str(tiny_pair_folder / "target"), "--assistant", str(tiny_pair_folder / "draft"))
     task = ("--task", "gsm8k", "--data", str(problems))
-    drawn = ("--sample", "--set", "temperature=1.2", "--set", "top_p=0.9", "--out", str(tmp_path / "out"))
+    drawn = ("--sample", "--temperature", "1.2", "--top-p", "0.9", "--out", str(tmp_path / "out"))
     printed = run(*models, *task, "--modes", "plain,lossless,ears", *SMALL, *drawn).stdout
     assert "ears" in printed
     manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
@@ -83,7 +82,7 @@ def test_models_and_a_task_of_one_s_own(tiny_pair_folder, tmp_path):
 
 
 def test_prompt_lookup_drafts_in_the_pair_s_place(bundled, tmp_path):
-    run("--pair", "arithmetic", *SMALL, "--set", "prompt_lookup=2", "--out", str(tmp_path))
+    run("--pair", "arithmetic", *SMALL, "--prompt-lookup", "2", "--out", str(tmp_path))
     summary, rows = read(tmp_path)
     assert list(summary) == ["plain", "lossless", "min_p", "regret"]
     assert json.loads((tmp_path / "manifest.json").read_text())["draft"] is None
@@ -93,7 +92,7 @@ def test_prompt_lookup_drafts_in_the_pair_s_place(bundled, tmp_path):
 
 
 def test_prompt_lookup_comes_before_a_draft_that_is_named(bundled, tmp_path):
-    run("--pair", "arithmetic", *SMALL, "--assistant", "draft", "--set", "prompt_lookup=2", "--out", str(tmp_path))
+    run("--pair", "arithmetic", *SMALL, "--assistant", "draft", "--prompt-lookup", "2", "--out", str(tmp_path))
     manifest = json.loads((tmp_path / "manifest.json").read_text())
     assert manifest["draft"] is not None
     assert manifest["prompt_lookup_num_tokens"] == 2
@@ -122,7 +121,7 @@ def test_ctrl_c_keeps_what_was_answered(bundled, tmp_path, monkeypatch):
 
 def test_a_process_that_was_killed_is_taken_up_by_two(tiny_pair_folder, tmp_path):
     models = ("--model", str(tiny_pair_folder / "target"), "--assistant", str(tiny_pair_folder / "draft"))
-    limits = ("--modes", MODES, "--limit", "12", "--max-new-tokens", "6", "--set", "device=cpu")
+    limits = ("--modes", MODES, "--limit", "12", "--max-new-tokens", "6", "--device", "cpu")
     command = (*models, "--task", "arithmetic", *limits, "--out", str(tmp_path))
     killed = fork(run, *command)
     results, deadline = tmp_path / "results.jsonl", time.monotonic() + 120
@@ -145,7 +144,7 @@ def test_prompts_of_a_file_are_only_timed_and_every_rule_can_take_part(tiny_pair
     prompts = tmp_path / "prompts.txt"
     prompts.write_text("Question: How\n\nAnswer:\nthird\n", encoding="utf-8")
     models = ("--model", str(tiny_pair_folder / "target"), "--assistant", str(tiny_pair_folder / "draft"))
-    clock = ("--set", "clock=cpu,threads=1", "--dtype", "bfloat16")
+    clock = ("--clock", "cpu", "--threads", "1", "--dtype", "bfloat16")
     printed = run(
         *models, "--data", str(prompts), "--limit", "2", "--max-new-tokens", "5", "--modes", "plain,stock,all",
         *clock, "--out", str(tmp_path),
@@ -161,7 +160,7 @@ def test_prompts_of_a_file_are_only_timed_and_every_rule_can_take_part(tiny_pair
 
 def test_repeats_are_columns(bundled, tmp_path):
     printed = run(
-        "--pair", "arithmetic", "--modes", "plain,stock,lossless,topk+dropmatch", *SMALL, "--set", "repeats=2",
+        "--pair", "arithmetic", "--modes", "plain,stock,lossless,topk+dropmatch", *SMALL, "--repeats", "2",
         "--out", str(tmp_path),
     ).stdout  # fmt: skip
     summary, rows = read(tmp_path)

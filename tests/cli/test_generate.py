@@ -9,17 +9,16 @@ import shutil
 import pytest
 import torch
 from rich.console import Console
-from typer.testing import CliRunner
 
 from benchmarks.bundled_pair.pretraining import save_model
 from benchmarks.bundled_pair.recipe import build_model, build_tokenizer
 from hf_lossy_assist import pairs
-from hf_lossy_assist.cli import app
 from hf_lossy_assist.cli.rendering import ConsoleStreamer
+from tests.cli.running import invoke
 from tests.mtp_checkpoints import write
 from tests.tiny_pair import TEMPLATE, TINY
 
-PLAIN = ["--set", "prompt_lookup=1"]
+PLAIN = ["--prompt-lookup", "1"]
 PROMPT = "Question: Ada has 5 apples.\nAnswer:"
 
 
@@ -29,7 +28,7 @@ def models(tiny_pair_folder):
 
 
 def run(*arguments: str):
-    return CliRunner().invoke(app, ["generate", *arguments], env={"COLUMNS": "160"})
+    return invoke(["generate", *arguments], env={"COLUMNS": "160"})
 
 
 def run_pair(*arguments: str) -> str:
@@ -68,7 +67,7 @@ def test_the_pair_needs_no_models_and_no_prompt(bundled, tiny_pair_folder):
 def test_the_default_problem_is_answered_right_and_a_lossy_rule_needs_fewer_rounds():
     rounds = {}
     for mode in ("lossless", "dropmatch"):
-        result = run("--pair", "arithmetic", "--mode", mode, "--set", "seed=0", "--stats")
+        result = run("--pair", "arithmetic", "--mode", mode, "--seed", "0", "--stats")
         assert result.exit_code == 0, result.output
         assert "\nThe answer is right.\n" in result.stdout
         rounds[mode] = int(re.search(r"rounds\D+(\d+)", result.stdout)[1])
@@ -116,7 +115,7 @@ def test_trees_are_asked_for_like_any_setting(bundled):
 def test_settings_reach_the_rule(bundled):
     # An untrained draft is hardly ever the target's first choice, but always among all its choices.
     marks = {k: run_pair("--show-acceptance", "--mode", f"topk@8:k={k}").count("«") for k in (1, 9999)}
-    assert run_pair("--show-acceptance", "--mode", "topk:k=9999", "--set", "gamma=8").count("«") == marks[9999]
+    assert run_pair("--show-acceptance", "--mode", "topk:k=9999", "--gamma", "8").count("«") == marks[9999]
     assert marks[1] == 0
     assert marks[9999] > 5
 
@@ -125,22 +124,22 @@ def test_rounded_drafts_and_prepacked_models_say_what_the_target_says(bundled, m
     assert run_pair("--draft-dtype", "int8") == run_pair()
     result = run(*models, "--max-new-tokens", "12", "--draft-dtype", "int4", PROMPT)
     assert result.stdout == continuation(tiny_pair_folder, dtype=torch.bfloat16) + "\n"
-    refused = run("--pair", "arithmetic", "--set", "prompt_lookup=3", "--draft-dtype", "int8", PROMPT)
+    refused = run("--pair", "arithmetic", "--prompt-lookup", "3", "--draft-dtype", "int8", PROMPT)
     assert refused.exit_code == 2
     assert "`--draft-dtype` int8 needs a draft model" in refused.output
-    assert run_pair("--set", "prepack=true") == run_pair()
-    refused = run("--pair", "arithmetic", "--set", "prepack=true", "--dtype", "float16", PROMPT)
+    assert run_pair("--prepack") == run_pair()
+    refused = run("--pair", "arithmetic", "--prepack", "--dtype", "float16", PROMPT)
     assert refused.exit_code == 2
     assert "in bfloat16 or float32" in refused.output
 
 
 def test_prompt_lookup_drafts_without_an_assistant(bundled, models):
-    printed = run_pair("--stats", "--set", "prompt_lookup=3")
+    printed = run_pair("--stats", "--prompt-lookup", "3")
     assert printed.startswith(run_pair())
     assert int(re.search(r"\bdraft calls[^\d\n]+(\d+)", printed)[1]) == 0
-    result = run(*models[:2], "--set", "prompt_lookup=3", "--max-new-tokens", "12", PROMPT)
+    result = run(*models[:2], "--prompt-lookup", "3", "--max-new-tokens", "12", PROMPT)
     assert result.exit_code == 0, result.output
-    printed = run_pair("--stats", "--assistant", "draft", "--set", "prompt_lookup=3")
+    printed = run_pair("--stats", "--assistant", "draft", "--prompt-lookup", "3")
     assert printed.startswith(run_pair())
     assert int(re.search(r"\bdraft calls[^\d\n]+(\d+)", printed)[1]) > 0
 
@@ -166,7 +165,7 @@ def test_an_assistant_may_have_a_tokenizer_of_its_own(models, tiny_pair_folder, 
     bare.mkdir()
     for name in ("config.json", "model.safetensors"):
         shutil.copy(draft / name, bare)
-    for source in (["--assistant", str(draft)], ["--assistant", str(bare), "--set", f"assistant_tokenizer={draft}"]):
+    for source in (["--assistant", str(draft)], ["--assistant", str(bare), "--assistant-tokenizer", f"{draft}"]):
         result = run(*models[:2], *source, "--max-new-tokens", "12", PROMPT)
         assert result.exit_code == 0, result.output
         assert result.stdout == continuation(tiny_pair_folder, dtype=torch.bfloat16) + "\n"
@@ -174,12 +173,12 @@ def test_an_assistant_may_have_a_tokenizer_of_its_own(models, tiny_pair_folder, 
 
 def test_a_seed_makes_samples_repeat(bundled):
     def sampled(seed: str) -> str:
-        return run_pair("--mode", "ears", "--sample", "--set", f"temperature=0.9,seed={seed}")
+        return run_pair("--mode", "ears", "--sample", "--temperature", "0.9", "--seed", f"{seed}")
 
     assert sampled("1") == sampled("1") != sampled("2")
 
 
-@pytest.mark.parametrize("settings", [[], ["--set", "prepack=true"]])
+@pytest.mark.parametrize("settings", [[], ["--prepack"]])
 def test_a_model_s_own_mtp_layer_is_an_assistant(tmp_path, settings):
     tokenizer = build_tokenizer(60)
     tokenizer.save_pretrained(write("qwen3_5", tmp_path, vocab_size=len(tokenizer)))

@@ -6,17 +6,16 @@ import re
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
 from hf_lossy_assist import pairs
-from hf_lossy_assist.cli import app
+from tests.cli.running import invoke
 
 PROMPT = "Question: Ada has 5 apples.\nAnswer:"
 ANSWER = re.compile("<dt>answer</dt><dd>(right|wrong)</dd>")
 
 
 def run(*arguments: str):
-    return CliRunner().invoke(app, ["inspect", *arguments], env={"COLUMNS": "160"})
+    return invoke(["inspect", *arguments], env={"COLUMNS": "160"})
 
 
 def headings(path: Path) -> list[str]:
@@ -48,7 +47,7 @@ def test_models_of_one_s_own_continue_a_prompt(tiny_pair_folder, tmp_path: Path)
     models = ["--model", str(tiny_pair_folder / "target"), "--assistant", str(tiny_pair_folder / "draft")]
     head = f"judge={pairs.hub_cards() / 'arithmetic-judge'}"
     out = tmp_path / "page.html"
-    result = run(*models, "--max-new-tokens", "8", "--sample", "--set", "seed=3", "--out", str(out), PROMPT)
+    result = run(*models, "--max-new-tokens", "8", "--sample", "--seed", "3", "--out", str(out), PROMPT)
     assert result.exit_code == 0, result.output
     assert headings(out) == ["lossless", "min_p"]
     refused = run(*models, "--head", head, "--modes", "judge", "--overwrite", "--out", str(out), PROMPT)
@@ -58,7 +57,7 @@ def test_models_of_one_s_own_continue_a_prompt(tiny_pair_folder, tmp_path: Path)
 
 def test_the_page_of_the_default_problem_has_a_title_and_says_whether_answers_are_right(tmp_path: Path):
     out = tmp_path / "page.html"
-    result = run("--pair", "arithmetic", "--modes", "lossless,dropmatch", "--set", "seed=0", "--out", str(out))
+    result = run("--pair", "arithmetic", "--modes", "lossless,dropmatch", "--seed", "0", "--out", str(out))
     assert result.exit_code == 0, result.output
     page = out.read_text(encoding="utf-8")
     assert re.findall(r"<h1>(.*)</h1>", page) == ["What became of every token"]
@@ -97,8 +96,8 @@ def test_a_file_is_replaced_only_if_that_is_said(bundled, tmp_path: Path):
 @pytest.mark.parametrize("given", [
     ["--assistant", "eagle3"],
     ["--assistant", "dflash"],
-    ["--set", "prompt_lookup=3"],
-    ["--assistant", "draft", "--set", "prompt_lookup=3"],
+    ["--prompt-lookup", "3"],
+    ["--assistant", "draft", "--prompt-lookup", "3"],
 ], ids=" ".join)  # fmt: skip
 def test_every_drafter_can_be_named(tmp_path: Path, given):
     out = tmp_path / "page.html"

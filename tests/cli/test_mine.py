@@ -12,11 +12,10 @@ import numpy as np
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
-from typer.testing import CliRunner
 
 from hf_lossy_assist import pairs, prepack
-from hf_lossy_assist.cli import app
 from hf_lossy_assist.training.label_folder import LabelFolder, load_mined
+from tests.cli.running import invoke
 from tests.forking import ended, fork
 from tests.openai_server import completes, openai_server
 from tests.tiny_models import noisy_copy
@@ -25,7 +24,7 @@ TASK = "tests.training.parts:Letters"
 
 
 def run(*arguments: object):
-    return CliRunner().invoke(app, ["mine", *map(str, arguments)], env={"COLUMNS": "160"})
+    return invoke(["mine", *map(str, arguments)], env={"COLUMNS": "160"})
 
 
 def ok(*arguments: object) -> str:
@@ -56,7 +55,7 @@ def figure(printed: str, name: str) -> str:
 
 
 def test_judge_labels(options, tmp_path):
-    printed = ok(*options, "--batch-size", 3, "--set", "task.modulus=3")
+    printed = ok(*options, "--batch-size", 3, "--task", f"{TASK}:modulus=3")
     mined = load_mined(tmp_path / "data")
     labels = mined.tokens["important"]
     assert (figure(printed, "prompts"), figure(printed, "mined"), figure(printed, "failed")) == ("4", "4", "0")
@@ -84,7 +83,7 @@ def test_prepacked_models_find_the_same_labels(options, tmp_path, monkeypatch):
     monkeypatch.setattr("hf_lossy_assist.cli.models.prepack", lambda model: packed.append(model) or prepack(model))
     ok(*options)
     before = load_mined(tmp_path / "data").tokens
-    ok(*options[:-6], "--out", tmp_path / "packed", *options[-4:], "--set", "prepack=true")
+    ok(*options[:-6], "--out", tmp_path / "packed", *options[-4:], "--prepack")
     after = load_mined(tmp_path / "packed").tokens
     assert len(packed) == 2
     for name in ("index", "target_token", "draft_token", "important"):
@@ -137,7 +136,7 @@ def test_a_repeated_command_goes_on(options, tmp_path):
 
 
 def test_sampled_labels(options, tmp_path):
-    ok(*options, "--sample", "--set", "temperature=0.7", "--set", "seed=3")
+    ok(*options, "--sample", "--temperature", "0.7", "--seed", "3")
     mined = load_mined(tmp_path / "data")
     assert mined.manifest["settings"]["decoding"] == {"temperature": 0.7, "seed": 3}
 

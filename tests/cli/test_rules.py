@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import pytest
-from typer.testing import CliRunner
 
 from hf_lossy_assist.acceptors import REGISTRY, settings_of
-from hf_lossy_assist.cli import app
+from tests.cli.running import invoke
 
 
 def run(*arguments: str, columns: int = 80):
-    return CliRunner().invoke(app, ["rules", *arguments], env={"COLUMNS": str(columns)})
+    return invoke(["rules", *arguments], env={"COLUMNS": str(columns)})
 
 
 def joined(text: str) -> str:

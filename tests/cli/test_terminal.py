@@ -13,13 +13,13 @@ from rich.live import Live
 from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
-from typer.testing import CliRunner
 
 from hf_lossy_assist import cli
 from hf_lossy_assist.cli.console import Console
 from hf_lossy_assist.cli.rendering import ConsoleStreamer
 from hf_lossy_assist.errors import LossyValueError, warn
 from hf_lossy_assist.store.folder import Process, claimed
+from tests.cli.running import invoke
 from tests.forking import elsewhere
 
 # A title, a link, a colour, a cursor that moves, eight-bit forms of them, and what erases a line.
@@ -68,7 +68,7 @@ def test_errors_and_warnings_quote_harmlessly():
     with pytest.warns(UserWarning, match="mine") as caught:
         warn(SEQUENCES)
     assert HARMLESS.fullmatch(str(caught[0].message))
-    result = CliRunner().invoke(cli.app, ["generate", "x", "--model", f"/{SEQUENCES}", "--assistant", "/no"])
+    result = invoke(["generate", "x", "--model", f"/{SEQUENCES}", "--assistant", "/no"])
     assert result.exit_code == 2
     assert HARMLESS.fullmatch(result.output)
 
@@ -81,8 +81,8 @@ def test_every_command_has_this_console():
 
 @pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "No space left on device", "x"), PermissionError("no")])
 def test_an_error_of_the_system_is_one_line(monkeypatch, tmp_path: Path, error: OSError):
-    monkeypatch.setattr("hf_lossy_assist.cli.rules.rules_tables", lambda: (_ for _ in ()).throw(error))
-    result = CliRunner().invoke(cli.app, ["rules"])
+    monkeypatch.setattr("hf_lossy_assist.cli.rule_pages.rules_tables", lambda: (_ for _ in ()).throw(error))
+    result = invoke(["rules"])
     assert (result.exit_code, result.output) == (2, f"error: {error}\n")
 
 
@@ -100,7 +100,7 @@ WRITERS = {
 @pytest.mark.parametrize("command", WRITERS)
 def test_a_command_writes_to_a_folder_that_is_its_own(monkeypatch, tmp_path: Path, command: str):
     def run(out: Path) -> str:
-        result = CliRunner().invoke(cli.app, [*command.split(), *WRITERS[command].split(), "--out", str(out)])
+        result = invoke([*command.split(), *WRITERS[command].split(), "--out", str(out)])
         assert result.exit_code == 2, result.output
         assert result.output.startswith("error: `--out` has to be ")
         assert result.output.count("\n") == 1
@@ -115,11 +115,11 @@ def test_a_command_writes_to_a_folder_that_is_its_own(monkeypatch, tmp_path: Pat
 
 
 def test_a_folder_of_a_refused_command_is_not_left_behind(tmp_path: Path):
-    result = CliRunner().invoke(cli.app, ["advise", "--pair", "nope", "--out", str(tmp_path / "out")])
+    result = invoke(["advise", "--pair", "nope", "--out", str(tmp_path / "out")])
     assert result.exit_code == 2
     assert not (tmp_path / "out").exists()
 
 
 def test_an_option_that_is_no_text_is_named():
-    result = CliRunner().invoke(cli.app, ["generate", "\udcff", "--pair", "arithmetic"])
+    result = invoke(["generate", "\udcff", "--pair", "arithmetic"])
     assert (result.exit_code, result.output) == (2, "error: options have to be text in UTF-8, but '\\udcff' is not\n")

@@ -6,16 +6,15 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
 from hf_lossy_assist import pairs
-from hf_lossy_assist.cli import app
 from hf_lossy_assist.heads import JudgeHead, VerifierHead
+from tests.cli.running import invoke
 from tests.training.synthetic import judged, ratios, write_judged, write_ratios
 
 
 def run(*arguments: object, status: int = 0):
-    result = CliRunner().invoke(app, ["train", *map(str, arguments)], env={"COLUMNS": "160"})
+    result = invoke(["train", *map(str, arguments)], env={"COLUMNS": "160"})
     assert result.exit_code == status, result.output
     return result
 

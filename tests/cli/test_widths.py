@@ -14,7 +14,7 @@ from hf_lossy_assist.acceptors import REGISTRY
 from hf_lossy_assist.cli.calibrate import outcome_table
 from hf_lossy_assist.cli.mine import summary_table
 from hf_lossy_assist.cli.rendering import stats_table
-from hf_lossy_assist.cli.rules import rule_page, rules_tables
+from hf_lossy_assist.cli.rule_pages import rule_page, rules_tables
 from hf_lossy_assist.core.statistics import LossyStats
 from hf_lossy_assist.evaluation.quality import Interval, Mean
 from hf_lossy_assist.evaluation.result import (

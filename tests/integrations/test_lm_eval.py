@@ -7,11 +7,10 @@ from importlib.util import find_spec
 
 import pytest
 import torch
-from typer.testing import CliRunner
 
 from hf_lossy_assist import LossyUnsupportedError, LossyValueError
-from hf_lossy_assist.cli import app
 from hf_lossy_assist.integrations import lm_eval as harness
+from tests.cli.running import invoke
 
 installed = pytest.mark.skipif(find_spec("lm_eval") is None, reason="the extra `lm-eval` is not installed")
 
@@ -52,7 +51,7 @@ def task(tmp_path):
 
 def responses(folder, *arguments):
     """Return what the command says to every problem, and the results that it stores."""
-    result = CliRunner().invoke(app, ["lm-eval", *arguments, "--device", "cpu", "--output_path", str(folder)])
+    result = invoke(["lm-eval", *arguments, "--device", "cpu", "--output_path", str(folder)])
     assert result.exit_code == 0, result.output + str(result.exception)
     samples = next(folder.rglob("samples_*.jsonl")).read_text().splitlines()
     (stored,) = folder.rglob("results_*.json")

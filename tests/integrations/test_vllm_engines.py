@@ -7,20 +7,20 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
 from hf_lossy_assist import LossyError, LossyUnsupportedError, LossyValueError, pairs, quantize_draft
-from hf_lossy_assist.cli import app
 from hf_lossy_assist.evaluation.evaluation import Evaluation
 from hf_lossy_assist.evaluation.modes import Models, parse_modes
 from hf_lossy_assist.evaluation.requests import batches_of
 from hf_lossy_assist.integrations.vllm.engines import Engine, VllmEngines, engine_settings, request_of
+from tests.cli.running import invoke
 
 PYTHON = Path(sys.executable)
 # Each token is the number of the prompt's tokens. Of five, the prompt's round gives the first, and a draft that is kept
 # whole the others.
 STAND_IN = """
 from types import SimpleNamespace as Is
+from tests.cli.running import invoke
 print("a line of vLLM's own")
 class SamplingParams:
     def __init__(self, **given): self.given = given
@@ -79,8 +79,8 @@ def test_commands_end_their_engines(tmp_path, monkeypatch):
     started, start = [], Engine.__init__
     monkeypatch.setattr(Engine, "__init__", lambda self, *given: (started.append(self), start(self, *given))[1])
     arguments = ["--pair", "arithmetic", "--modes", "plain,topk@4", "--limit", "2"]
-    arguments += ["--engine", "vllm", "--set", f"vllm_python={PYTHON}", "--out", str(tmp_path / "out")]
-    result = CliRunner().invoke(app, ["evaluate", *arguments, "--max-new-tokens", "5"])
+    arguments += ["--engine", "vllm", "--vllm-python", PYTHON, "--out", str(tmp_path / "out")]
+    result = invoke(["evaluate", *arguments, "--max-new-tokens", "5"])
     assert result.exit_code == 0, result.output
     assert [engine._process.poll() for engine in started] == [0, 0]
 

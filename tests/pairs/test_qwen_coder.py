@@ -19,10 +19,10 @@ from typer.testing import CliRunner
 from benchmarks import get_qwen_coder
 from benchmarks.get_qwen_coder import Source, join
 from hf_lossy_assist import LossyValueError, pairs
-from hf_lossy_assist.cli import app
 from hf_lossy_assist.heads import Head
 from hf_lossy_assist.pairs import qwen_coder
 from hf_lossy_assist.pairs.qwen_coder import cache_folder
+from tests.cli.running import invoke
 from tests.hub.fixtures import loopback_hub  # noqa: F401
 from tests.hub.server import LoopbackHub
 from tests.parity import assert_same_text
@@ -233,14 +233,14 @@ def test_commands_take_the_pair(copied, command):
     (cache_folder() / "target" / "chat_template.jinja").write_text(TEMPLATE)
     name, *options = command.format(folder=copied.folder).split()
     arguments = [name, "--pair", "qwen-coder", *options]
-    result = CliRunner().invoke(app, arguments, input="Hello", env={"COLUMNS": "160"})
+    result = invoke(arguments, input="Hello", env={"COLUMNS": "160"})
     assert result.exit_code == 0, result.output
 
 
 def test_mining_needs_a_task(copied):
     copied.make()
     arguments = ["mine", "--pair", "qwen-coder", "--out", str(copied.folder / "mined")]
-    result = CliRunner().invoke(app, arguments, env={"COLUMNS": "160"})
+    result = invoke(arguments, env={"COLUMNS": "160"})
     assert result.exit_code == 2
     assert "`--task` has to be given: the pair 'qwen-coder' has none of its own" in result.stderr
 
