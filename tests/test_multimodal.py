@@ -332,6 +332,10 @@ def test_an_adapter_for_each_row(drafter: str):
     assert_same_rows(ours.sequences, plain, 1e-6)
     assert names == ["one", "two", "__base__", "one"]
     assert not any(x._forward_pre_hooks for x in unwrap(model).modules()), "a hook was left"
+    kwargs |= {"do_sample": True, "num_return_sequences": 2}
+    with counted(unwrap(model)) as forwards, pytest.raises(LossyValueError, match="each of the 8 rows, but has 4"):
+        model.generate(**kwargs, **PEFT_DRAFTERS[drafter](draft), lossy_mode="lossless")
+    assert not forwards
 
 
 @pytest.mark.parametrize(

@@ -114,18 +114,25 @@ def obstacle_in_adapter(model: nn.Module) -> str | None:
 class RowAdapters:
     """Gives PEFT's layers the adapters of the rows that a forward is over.
 
-    For a call with ``adapter_names``, PEFT's own hooks hand on those of all rows, but rows that end leave a batch.
+    For a call with ``adapter_names``, PEFT's own hooks hand on those of all ``count`` rows, but rows that end leave a
+    batch.
     """
 
     rows: Sequence[int]  # the rows of the next forwards, by their numbers in the call
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, count: int) -> None:
         self._names = {
             module: names
             for module in (model.modules() if "peft" in sys.modules else ())
             for hook in module._forward_pre_hooks.values()
             if (names := getattr(hook, "keywords", {}).get("adapter_names"))
         }
+        for names in self._names.values():
+            if len(names) != count:
+                raise LossyValueError(
+                    f"`adapter_names` has to name the adapter of each of the {count} rows, but has {len(names)} names; "
+                    "with `num_return_sequences`, name a prompt's adapter once for each of its texts"
+                )
 
     def _hand_on(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
         names = [self._names[module][row] for row in self.rows]

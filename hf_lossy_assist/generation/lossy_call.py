@@ -164,10 +164,15 @@ class LossyCall:
             call.config, call.stopping_criteria, call.ids, call.padding, limits, call.streamer, quotable
         )
         randomness = Randomness(compat.shared_seed(self.model, self.config.seed))
-        adapters = compat.RowAdapters(self.model)
+        adapters = compat.RowAdapters(self.model, call.batch)
         apart = call.batch > 1 and (self.choice.row_by_row or compat.reads_by_column(call.inputs))
         if apart:
             check_row_by_row(self.config.rule.name, call)
+            warn_once(
+                f"the {call.batch} rows of the batch are decoded one after another, which takes as long as calls for "
+                "single prompts: an encoder, a recurrent state or positions by column keep rows from moving when they "
+                "fall behind, and some drafters follow one text; plain batches may be faster"
+            )
         if len(processors) < len(logits_processor):
             compat.observe(logits_processor, self.model, call.ids, call.inputs)
         if (draft_inputs := self._draft_inputs(call)) is not None:

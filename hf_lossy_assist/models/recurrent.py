@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from types import MappingProxyType
 from typing import Any
@@ -55,12 +55,15 @@ class RecurrentRunner(DynamicCacheRunner):
 
     def catch_up(self, text: Tensor, keep: int) -> int:
         committed = text.shape[1] - keep
-        # If a caller wants every token's states, one forward returns the whole prompt's.
+        # If a caller wants every token's states, one forward returns those of the whole prompt, or of its last chunk.
         at_once = self._at_first and any(self.carried.get(name) for name in WHOLE_OUTPUTS)
-        if committed <= self.seen or at_once or not (self._at_first or committed - self.seen > LONGEST_REPLAY):
-            return 0
+        ends: Iterable[int] = ()
+        if at_once:
+            ends = self.ends(self.seen, committed + 1)
+        elif committed > self.seen and (self._at_first or committed - self.seen > LONGEST_REPLAY):
+            ends = *self.ends(self.seen, committed), committed
         sent = 0
-        for end in (*self.ends(self.seen, committed), committed):
+        for end in ends:
             self._send(text[:, :end], self.seen, end, 1)
             sent += self.sent
         return sent

@@ -99,6 +99,10 @@ def test_rounding_hides_no_difference(change: Callable[[PreTrainedModel], PreTra
     assert not ask(model).at_first
 
 
+def test_a_state_outside_the_cache_shows_in_half_precision():
+    assert not ask(made("recurrent_gemma").bfloat16()).one
+
+
 def test_experts_that_rounded_inputs_change():
     assert ask(quantize_draft(made("granitemoeshared").float())).trees
 

@@ -7,6 +7,7 @@ at p > 1e-5, which on 6,000 tokens catches an output law that is off by 0.03 in 
 from __future__ import annotations
 
 import itertools
+import warnings
 
 import numpy as np
 import pytest
@@ -28,6 +29,7 @@ from tests.tiny_models import (
     prompt,
     tiny,
 )  # fmt: skip
+from tests.trial.families import family
 
 TOKENS = 24
 GREEDY = {"do_sample": False, "max_new_tokens": TOKENS, "eos_token_id": None, "return_dict_in_generate": True}
@@ -76,6 +78,16 @@ def test_rows_end_apart_and_are_padded_on_the_right():
     assert stats.rounds == sum(row.rounds for row in stats.rows) >= stats.target_calls
     assert stats.accepted == sum(row.accepted for row in stats.rows)
     assert sum(stats.accepted_histogram) == stats.rounds
+
+
+def test_rows_that_decode_one_after_another_are_said_to_do_so_once():
+    target = family("mamba2")[0]
+    kwargs = padded() | {"assistant_model": noisy_copy(target), "lossy_mode": "lossless", "max_new_tokens": 2}
+    with pytest.warns(UserWarning, match=f"the {len(LENGTHS)} rows of the batch are decoded one after another"):
+        target.generate(**kwargs)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message=".*one after another")
+        target.generate(**kwargs)
 
 
 class ForbidLast(LogitsProcessor):

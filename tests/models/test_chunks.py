@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from hf_lossy_assist import LossyUnsupportedError, LossyValueError
+from hf_lossy_assist.compat import ask
 from tests.parity import assert_same_rows
 from tests.tiny_models import noisy_copy, padded, prompt, tiny
 from tests.trial.families import family
@@ -33,6 +34,7 @@ def widths_of(model: Any) -> list[int]:
 def test_both_models_read_chunks_as_plain_decoding_does(chunk: int, plain: list[int], inputs: dict, cache: str | None):
     kwargs = GREEDY | inputs | {"prefill_chunk_size": chunk, "cache_implementation": cache}
     target, gamma = tiny(), 4
+    ask(target)  # by forwards that are no call's
     draft, widths = noisy_copy(target), widths_of(target)
     expected = target.generate(**kwargs, output_logits=True)
     assert widths[: len(plain)] == plain
@@ -67,6 +69,18 @@ def test_texts_are_those_of_whole_prompts(case: str, rows: dict[str, torch.Tenso
     if options["lossy_mode"] == "lossless":
         assert_same_rows(chunked.sequences, target.generate(**kwargs, output_logits=True))
     assert chunked.sequences.equal(whole.sequences)
+
+
+@pytest.mark.parametrize("chunk", [1, 3, 5, None])
+@pytest.mark.parametrize("name", ["llama", "granitemoehybrid"])
+def test_states_of_a_chunked_prompt_are_those_of_its_last_chunk(name: str, chunk: int | None):
+    target = family(name)[0]
+    kwargs = GREEDY | {"input_ids": prompt(10), "output_hidden_states": True, "prefill_chunk_size": chunk}
+    plain = target.generate(**kwargs)
+    ours = target.generate(**kwargs, assistant_model=noisy_copy(target), lossy_mode="lossless")
+    assert ours.sequences.equal(plain.sequences)
+    for own, expected in zip(ours.hidden_states, plain.hidden_states, strict=True):
+        torch.testing.assert_close(own, expected, atol=1e-4, rtol=1e-4)
 
 
 def test_what_can_not_be_split_is_refused():

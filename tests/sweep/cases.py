@@ -19,8 +19,8 @@ BAD = ("wrong", "crashed", "refused late")
 TIE = {torch.float64: 1e-5, torch.float32: 1e-3}
 """Some layers compute in single precision whatever the weights are."""
 
-NEW = {"max_new_tokens": 24, "do_sample": False, "eos_token_id": None, "pad_token_id": 0, "suppress_tokens": [0],
-       "return_dict_in_generate": True}  # fmt: skip
+NEW = {"max_new_tokens": 24, "do_sample": False, "num_beams": 1, "eos_token_id": None, "pad_token_id": 0,
+       "suppress_tokens": [0], "return_dict_in_generate": True}  # fmt: skip
 
 
 def _one(model: PreTrainedModel) -> dict[str, Any]:

@@ -65,20 +65,27 @@ _SIZES = {
 }  # fmt: skip
 """Small sizes, by the names that configurations have for them."""
 
+_INDEXED = {"indexer_n_heads": 2, "indexer_kv_heads": 1, "indexer_head_dim": 8, "indexer_budget": 4,
+            "indexer_compress_ratio": 2, "layer_types": ["linear_attention", "indexed_attention"],
+            "num_hidden_layers": 2}  # fmt: skip
 _MORE: Mapping[str, Mapping[str, Any]] = {
     "kimi_linear": CONFIGS["KimiLinear"] | {"num_hidden_layers": 2},
     "minimax_m3_vl_text": {"index_n_heads": 2, "layer_types": ["full_attention", "minimax_m3_sparse"]},
     "bailing_hybrid": {"n_group": 1, "topk_group": 1, "num_experts": 8},
     "deepseek_v2": {"num_experts_per_tok": 2, "moe_intermediate_size": 16},
     "zamba": CONFIGS["Zamba"] | {"attention_hidden_size": 64},
-    "zamba2": CONFIGS["Zamba2"],
+    "zamba2": CONFIGS["Zamba2"] | {"attention_hidden_size": 64},
     "cohere_compass_text": {"rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 10000.0}}},
     "dots3_note": {"text_config": {"per_layer_config": None}},
     "dots3_note_text": {"per_layer_config": None},
     "hunyuan_v1_dense": {"head_dim": 8},
     "hunyuan_v1_moe": {"head_dim": 8},
     "ministral": {"head_dim": 8},
-    "nemotron": {"head_dim": 8},
+    "nemotron": {"head_dim": 8, "num_key_value_heads": 2},
+    "dbrx": {"attn_config": {"rope_theta": 10000.0, "clip_qkv": 8.0}},
+    "led": {"attention_window": 8},
+    "qwen4_exp_text": _INDEXED,
+    "qwen4_exp": {"text_config": _INDEXED},
     "zaya": {"num_experts_per_tok": 1},
     "reformer": {"axial_pos_embds": False, "is_decoder": True, "num_buckets": 2},
     "dory": {
@@ -125,7 +132,10 @@ def small(kind: type[PretrainedConfig], more: Mapping[str, Any]) -> PretrainedCo
     if "kv_lora_rank" in given:
         given["num_key_value_heads"] = given["num_attention_heads"]  # heads share what is compressed, not keys
     kinds = list(dict.fromkeys(getattr(full, "layer_types", None) or ()))
-    if 1 < len(kinds) < 5 and "num_hidden_layers" not in more:  # the first two layers are often of one kind
+    derived = isinstance(getattr(kind, "layer_types", None), property)
+    if (
+        not derived and 1 < len(kinds) < 5 and "num_hidden_layers" not in more
+    ):  # the first two layers are often of one kind
         given |= {"layer_types": kinds, "num_hidden_layers": len(kinds)}
     for name in getattr(kind, "sub_configs", {}):
         part = getattr(full, name, None)
