@@ -80,10 +80,10 @@ def check_prepared(config: LossyConfig, choice: DrafterChoice, call: Prepared) -
             f"{refusal}; pass `cross_attention_mask`, or use eager attention"
         )
     if config.tree is not None:
-        _check_tree(config, choice.assistant_model, call)
-    if choice.drafts_from_states and (obstacle := compat.obstacle_to_states(model, call.inputs)) is not None:
+        _check_tree(config, choice.kind.model, call)
+    if choice.kind.reads and (obstacle := compat.obstacle_to_states(model, call.inputs)) is not None:
         raise LossyUnsupportedError(
-            f"`assistant_model` is {choice.assistant_model.title}, which reads one state of a layer for each token, "
+            f"`assistant_model` is {choice.kind.model.title}, which reads one state of a layer for each token, "
             f"but {obstacle}; pass a draft model"
         )
     if call.batch > 1:
@@ -137,8 +137,8 @@ def _check_tokens(choice: DrafterChoice, call: Prepared) -> None:
     if compat.tokens_in(call.inputs) or not len(unknown):
         return
     sizes = f"{type(call.model).__name__} has {embeddings.num_embeddings} tokens"
-    if choice.drafts_with_model:
-        sizes += f", and `assistant_model` {vocabulary_sizes(choice.assistant_model)[0]}"
+    for draft in choice.kind.cached:
+        sizes += f", and `assistant_model` {vocabulary_sizes(draft)[0]}"
     raise LossyValueError(
         f"`input_ids` holds the token {int(unknown[0])}, but the vocabulary of {sizes}; encode the text with the "
         "target's own tokenizer, or give the target's embeddings a row for each of its tokens"
@@ -177,9 +177,9 @@ def _check_batch(mode: str, choice: DrafterChoice, call: Prepared) -> None:
     rows = f"the batch has {call.batch} rows (prompts × `num_return_sequences`)"
     if call.streamer is not None:
         raise LossyValueError(f"`streamer` can only show a batch of 1, but {rows}; leave it out")
-    if isinstance(choice.candidate_generator, CandidateGenerator):
+    if isinstance(generator := choice.kind.asked.generator, CandidateGenerator):
         raise LossyUnsupportedError(
-            f"`candidate_generator` {type(choice.candidate_generator).__name__} drafts for one sequence, but {rows}; "
+            f"`candidate_generator` {type(generator).__name__} drafts for one sequence, but {rows}; "
             "pass a function that makes a generator for each row"
         )
     if compat.belongs_to_user(compat.cache_of(call.inputs)) or compat.tokens_in(call.inputs):
@@ -230,12 +230,13 @@ def check_grammar(config: LossyConfig, processors: LogitsProcessorList, do_sampl
 
 
 def check_certificate(config: LossyConfig, choice: DrafterChoice, call: Prepared, given: GivenFields) -> None:
-    own, draft = call.config, choice.assistant_model if choice.drafts_by_itself else None
+    own, draft = call.config, choice.kind.model if "certificate" in choice.kind.gives else None
     draws: Any = (1.0 if own.temperature is None else own.temperature) if own.do_sample else None
     if own.do_sample and (own.top_k or (own.top_p is not None and own.top_p < 1)):
         draws = f"{draws:g} with top_k {own.top_k} and top_p {own.top_p}"
     certified = config.certificate.setting.config.get("num_assistant_tokens")
-    gamma = certified if choice.automatic and certified == "auto" else choice.num_assistant_tokens
+    lengths = choice.lengths
+    gamma = certified if lengths.automatic and certified == "auto" else lengths.num_assistant_tokens
     # Calibrations leave these fields at their defaults, or to the draft's own files.
     names = ("assistant_confidence_threshold", "num_assistant_tokens_schedule", "prompt_lookup_num_tokens")
     ends = {name: given(name) for name in names}

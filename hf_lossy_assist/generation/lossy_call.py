@@ -32,8 +32,8 @@ from ..models.target import Target, TargetReader
 from .checks import check_certificate, check_decoding, check_grammar, check_mode, check_prepared, check_row_by_row
 from .config import FIELDS, LossyConfig, guarded
 from .drafter_choice import DRAFTERS, DrafterChoice
-from .drafter_making import look_up_first, make_drafter
 from .given import GivenFields
+from .kinds import Making
 from .prepared import Prepared
 from .runner_choice import choose_runners
 
@@ -99,7 +99,7 @@ class LossyCall:
             if (refusal := compat.obstacle_in_adapter(model)) is not None:
                 raise LossyUnsupportedError(f"`lossy_mode` {mode!r} can't be used with {refusal}")
             choice = DrafterChoice.from_keywords(model, kwargs, said, given.get("candidate_generator"), config)
-            if choice.is_empty and level > 1:  # the mode was saved with the model, but this call has no drafter
+            if choice.kind is None and level > 1:  # the mode was saved with the model, but this call has no drafter
                 warn_once(
                     f"`lossy_mode` {mode!r} is saved in the generation config, but nothing drafts, so texts are "
                     "decoded plainly; pass `assistant_model` or `prompt_lookup_num_tokens`, or enable the model with "
@@ -116,7 +116,7 @@ class LossyCall:
         """Return this call with the inputs among ``kwargs``, from which our keywords are removed."""
         for name in (*FIELDS, *DRAFTERS, "assistant_tokenizer"):
             kwargs.pop(name, None)
-        if self.choice.drafts_from_states:  # transformers refuses its own MTP for some targets
+        if self.choice.kind.reads:  # transformers refuses its own MTP for some targets
             kwargs["use_mtp"] = False
         main = kwargs.get("inputs") if kwargs.get("inputs") is not None else kwargs.get(self.model.main_input_name)
         encoder_input = main if self.model.config.is_encoder_decoder else None
@@ -190,25 +190,22 @@ class LossyCall:
         acceptor, config = self.config.rule, call.config
         texts, processors = Texts(call.ids, call.padding, row), call.processors
         switch = self._switch(call)
-        runner, draft_runner = choose_runners(self.model, self.config, self.choice, call, switch)
-        runner.chunk = config.prefill_chunk_size
         if call.batch > 1:
             processors = row_aligned(processors, texts)
+        making = Making(call, self.config, self.choice.lengths, processors, randomness)
+        runner, draft_runner = choose_runners(self.model, self.choice, making, switch)
+        runner.chunk = config.prefill_chunk_size
         windows = ()
         if config.output_attentions:
             windows = compat.attention_windows(self.model, compat.cache_of(call.inputs))
         outputs = OutputRecorder(config, call.batch, call.ids.shape[1], windows, row)
         reader = TargetReader(self.model, processors, acceptor, config.do_sample, randomness)
-        drafter = make_drafter(
-            self.choice, acceptor, call, processors, randomness, draft_runner, self.config.tree, runner.returns_states
-        )
-        if self.choice.looked_up:
-            drafter = look_up_first(drafter, self.choice, call)
+        making = replace(making, runner=draft_runner, returned=runner.returns_states)
         kind = Decoding if acceptor.unverified_drafting is None else UnverifiedDecoding
         return kind(
             texts,
             target=Target(runner, reader, "logits" in outputs.wanted, switch),
-            drafter=drafter,
+            drafter=self.choice.kind.make(making),
             acceptor=acceptor,
             progress=progress,
             stats=StatsRecorder(acceptor.is_lossless(config.do_sample), call.batch, row),
@@ -220,9 +217,9 @@ class LossyCall:
 
     def _draft_inputs(self, call: Prepared) -> compat.PreparedInputs | None:
         """Return the inputs of a draft model that reads more than text, as stock assisted generation hands them on."""
-        draft = self.choice.assistant_model
-        if not self.choice.drafts_with_model:
+        if not self.choice.kind.cached:
             return None
+        (draft,) = self.choice.kind.cached
         others = compat.other_inputs(draft, self.keywords)
         if not others and not compat.generates_inside(draft):
             return None

@@ -68,7 +68,8 @@ def test_translation():
 
 def test_the_same_tokenizer_twice_takes_the_direct_path(monkeypatch):
     monkeypatch.setattr(
-        "hf_lossy_assist.generation.drafter_making.CrossTokenizerDrafter", lambda *_, **__: pytest.fail("translated")
+        "hf_lossy_assist.generation.kinds.other_tokenizer.CrossTokenizerDrafter",
+        lambda *_, **__: pytest.fail("translated"),
     )
     target, _ = pair()
     twin = tokenizer(WORDS)

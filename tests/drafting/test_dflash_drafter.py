@@ -249,7 +249,7 @@ def test_calls_that_can_t_work_are_refused(keywords, kind, said):
 
 def test_rules_that_read_a_draft_model_s_states_are_refused(pair):
     target, head = trained_pair()
-    with pytest.raises(LossyValueError, match="'sprinter' runs a head on the draft model's states"):
+    with pytest.raises(LossyUnsupportedError, match="'sprinter' runs a head on the draft model's states"):
         target.generate(prompt(), assistant_model=head, lossy_mode="sprinter", lossy_head=pair.heads["verifier"])
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import DynamicCache
 
-from hf_lossy_assist import LossyUnsupportedError, LossyValueError
+from hf_lossy_assist import LossyUnsupportedError
 from hf_lossy_assist.compat import CACHE
 from hf_lossy_assist.drafting.eagle3_drafter import Eagle3Drafter
 from hf_lossy_assist.drafting.state_drafter import LayerStates
@@ -207,7 +207,7 @@ def test_what_it_costs_is_counted():
 
 def test_rules_that_read_a_draft_model_s_states_are_refused(pair):
     target, head = trained_pair()
-    with pytest.raises(LossyValueError, match="'sprinter' runs a head on the draft model's states"):
+    with pytest.raises(LossyUnsupportedError, match="'sprinter' runs a head on the draft model's states"):
         target.generate(prompt(), assistant_model=head, lossy_mode="sprinter", lossy_head=pair.heads["verifier"])
 
 

@@ -280,7 +280,7 @@ def test_targets_without_a_layer_that_can_be_read_are_refused(tmp_path):
 
 def test_rules_and_models_that_it_can_t_serve_are_refused(made, pair):
     target = made("mimo")
-    with pytest.raises(LossyValueError, match="'sprinter' runs a head on the draft model's states"):
+    with pytest.raises(LossyUnsupportedError, match="'sprinter' runs a head on the draft model's states"):
         target.generate(prompt(), use_mtp=True, lossy_mode="sprinter", lossy_head=pair.heads["verifier"])
     with pytest.raises(LossyValueError, match="`assistant_model` is the MTP layer of another model"):
         tiny("llama").generate(prompt(), assistant_model=mtp.mtp_of(target), lossy_mode="lossless")

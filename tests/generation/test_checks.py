@@ -50,11 +50,11 @@ CASES = {
     "no drafter": ({"assistant_model": None}, ["drafter", "assistant_model", "candidate_generator", "'lossless'"]),
     "drafter without q": (
         {"lossy_mode": "fsd", "assistant_model": None, "prompt_lookup_num_tokens": 3},
-        ["'fsd'", "distribution", "PromptLookupCandidateGenerator", "assistant_model"],
+        ["'fsd'", "distribution", "`prompt_lookup_num_tokens` gives none", "assistant_model"],
     ),
     "drafter without q, of a rule with a setting without it": (
         {"lossy_mode": "dropmatch", "assistant_model": None, "prompt_lookup_num_tokens": 3},
-        ["'dropmatch'", "distribution", "PromptLookupCandidateGenerator", "set `criterion=\"naive\"`"],
+        ["'dropmatch'", "distribution", "`prompt_lookup_num_tokens` gives none", "set `criterion=\"naive\"`"],
     ),
     "one of several rules without q": (
         {"lossy_mode": ["topk", "dropmatch"], "assistant_model": None, "candidate_generator": NoDistribution()},

@@ -113,7 +113,7 @@ class Advising:
         _GAMMAS.check("gammas", self.gammas)
         if self.draft_cost is not None:
             DRAFT_COST.check("draft_cost", self.draft_cost)
-        if not self._call_of(self.evaluation.modes[0]).choice.drafts_with_model or self.models.lookup:
+        if not self._call_of(self.evaluation.modes[0]).choice.kind.cached or self.models.lookup:
             raise LossyUnsupportedError(f"`advise` replays drafts of a draft model alone; of others, {MEASURE}")
         if self.rows > 1 and (count := len(self.evaluation.examples)) < 2 * self.rows:
             raise LossyValueError(

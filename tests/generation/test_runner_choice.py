@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hf_lossy_assist.generation.path_choice import LEAST_TOKENS, MOST_SLOTS, Path, choose_path
+from hf_lossy_assist.generation.runner_choice import LEAST_TOKENS, MOST_SLOTS, Path, choose_path
 
 LONG = {"tokens": LEAST_TOKENS, "slots": MOST_SLOTS}
 

@@ -1,0 +1,239 @@
+"""What a kind of drafter says about itself."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any, ClassVar, Self
+
+from torch import nn
+from transformers import LogitsProcessorList, PreTrainedModel
+
+from ... import compat
+from ...acceptors import Acceptor
+from ...compat import CandidateGenerator
+from ...core.distributions import Randomness
+from ...drafting import Drafter
+from ...drafting.draft_ends import ConfidenceStop, DraftLength, DraftStop, draft_length_of, fresh
+from ...drafting.model import mask_of
+from ...drafting.state_head import StateHead
+from ...drafting.tree import TreeConfig
+from ...drafting.vocabulary import Vocabulary
+from ...models.runner import ModelRunner
+from ...models.static.cache_slot import StaticCacheSlot
+from ...models.static.fixed_runner import FixedRunner
+from ..config import LossyConfig
+from ..prepared import Prepared
+
+
+@dataclass(frozen=True, eq=False)
+class Asked:
+    """What a call says about its drafter."""
+
+    target: PreTrainedModel
+    assistant: Any = None  # `assistant_model`
+    generator: CandidateGenerator | Callable[..., CandidateGenerator] | None = None  # `candidate_generator`
+    options: Mapping[str, Any] = field(default_factory=dict)  # of transformers' own drafters, by field
+    tokenizers: tuple[Any, Any] | None = None  # `tokenizer` and `assistant_tokenizer`, where they differ
+
+    def without(self, *options: str) -> Asked:
+        return replace(self, options={name: x for name, x in self.options.items() if name not in options})
+
+    @property
+    def head(self) -> StateHead | None:
+        """The head on the target's states that drafts alone, if one does."""
+        return self._alone if isinstance(self.assistant, StateHead) else None
+
+    @property
+    def reader(self) -> PreTrainedModel | None:
+        """The model that drafts alone and reads the target's keys, if one does."""
+        return self._alone if compat.drafts_from_target_states(self.assistant) else None
+
+    @property
+    def draft(self) -> PreTrainedModel | None:
+        """The model that drafts alone and by itself, if one does."""
+        return self._alone if self.head is None and self.reader is None else None
+
+    @property
+    def _alone(self) -> Any:
+        return self.assistant if self.generator is None and not self.options else None
+
+
+@dataclass(frozen=True, eq=False)
+class Lengths:
+    """How much is drafted in a round."""
+
+    num_assistant_tokens: int  # γ; with 0, the target decodes alone in our loop and on our runners
+    automatic: bool = False  # whether the user left γ to us
+    confidence: float | None = None  # `assistant_confidence_threshold`, where set explicitly
+    schedule: str = "constant"  # `num_assistant_tokens_schedule`
+    stop: DraftStop | None = None  # ends drafts early, beside `confidence`
+
+    @property
+    def new(self) -> DraftLength:
+        """A length that has learnt nothing."""
+        return draft_length_of(self.num_assistant_tokens, self.schedule)
+
+
+@dataclass(frozen=True, eq=False)
+class Making:
+    """What a drafter is made from, besides its kind."""
+
+    call: Prepared
+    config: LossyConfig
+    lengths: Lengths
+    processors: LogitsProcessorList  # that the draft's logits go through
+    randomness: Randomness
+    runner: Callable[[], ModelRunner] | None = None  # makes the draft model's runner; None for the drafter's own
+    returned: bool = False  # whether the target's outputs have the states that a head on them reads
+
+    @property
+    def rule(self) -> Acceptor:
+        return self.config.rule
+
+    @property
+    def tree(self) -> TreeConfig | None:
+        return self.config.tree
+
+    @cached_property
+    def settings(self) -> dict[str, Any]:
+        """The settings that all drafters with a model share."""
+        call = self.call
+        return {
+            "never": compat.placeholders(call.model, call.inputs),
+            "processors": self.processors,
+            "do_sample": call.config.do_sample,
+            "max_length": call.config.max_length,
+            "attention_mask": mask_of(call.ids, call.inputs),
+            "randomness": self.randomness,
+            "chunk": call.config.prefill_chunk_size,
+        }
+
+    def for_row(self, row: Prepared) -> Making:
+        """Return the same for one row as a call of its own."""
+        return replace(self, call=row, processors=row.processors)
+
+    @cached_property
+    def chains(self) -> dict[str, Any]:
+        """The settings of those that draft chains: what they keep of their outputs, and where a chain ends."""
+        lengths, needs = self.lengths, self.rule.needs
+        stop = fresh(lengths.stop) if not lengths.confidence else ConfidenceStop(lengths.confidence)
+        wants_q = self.call.config.do_sample or self.call.inspected
+        return self.settings | {
+            # Residuals and ratios need q; in greedy decoding only some rules read it.
+            "keep_logits": wants_q or bool(needs & {"draft_probs", "draft_or_point_mass"}),
+            "keep_hidden": "draft_hidden" in needs,
+            "stop": stop,
+        }
+
+
+@dataclass(frozen=True, eq=False)
+class StaticDraft:
+    """How a drafter runs on a static cache."""
+
+    runner: Callable[[StaticCacheSlot], FixedRunner]
+    steps: tuple[int, ...] = ()  # over how many tokens its forwards are, while it drafts
+    blocks: tuple[int, ...] = ()  # likewise, where one forward drafts them all
+    reads_all: bool = False  # whether it reads all that a round has committed, and not only what it has not drafted
+    masks: bool = False  # whether its masks are whole ones, so that trees need no forwards of their own
+    vocabulary: Vocabulary | None = None
+    obstacle: str | None = None  # why it can't
+
+
+@dataclass(frozen=True, eq=False)
+class Kind(ABC):
+    """A kind of drafter: when a call chooses it, what it gives, what it refuses, and how it is made.
+
+    Subclass it in a file of this folder, under :func:`register`; calls, batches, refusals and statistics follow.
+
+    Attributes
+    ----------
+    gives
+        What it can do of: ``"q"`` a distribution, ``"hidden"`` the states of a draft model, ``"unverified"`` tokens
+        that a head on these judges, ``"tree"``, ``"stop"`` drafts that end early, ``"static"`` let the target run on a
+        static cache, ``"certificate"`` be named in one.
+    remedy
+        What an error advises where it lacks something.
+    """
+
+    asked: Asked
+    gives: ClassVar[frozenset[str]] = frozenset()
+    remedy: ClassVar[str] = "pass an `assistant_model`"
+
+    @classmethod
+    @abstractmethod
+    def chosen(cls, asked: Asked) -> Self | None:
+        """Return the drafter that a call asks for, if it is of this kind."""
+
+    @abstractmethod
+    def make(self, making: Making) -> Drafter:
+        """Return the drafter of a call with all its rows."""
+
+    def check(self) -> None:
+        """Raise where it can't draft for the target."""
+        return
+
+    @property
+    def title(self) -> str:
+        """What errors call it."""
+        return f"a {type(self.asked.assistant).__name__}"
+
+    @property
+    def model(self) -> nn.Module | None:
+        """The model or head that drafts."""
+        return self.asked.assistant
+
+    @property
+    def compared(self) -> nn.Module | None:
+        """The draft model that a rule's trained head has to belong to."""
+        return self.asked.assistant
+
+    @property
+    def cached(self) -> tuple[PreTrainedModel, ...]:
+        """The draft models whose caches have to follow the rows of a batch."""
+        return ()
+
+    @property
+    def reads(self) -> tuple[int, ...]:
+        """Which layers' states of the target it reads, after every round."""
+        return ()
+
+    @property
+    def follows_one_text(self) -> bool:
+        """Whether it can draft for the rows of a batch only one after another."""
+        return False
+
+    @property
+    def most(self) -> int | None:
+        """The most tokens of a draft, where there is a bound."""
+        return None
+
+    @property
+    def looked_up(self) -> int:
+        """How many tokens of the text itself it may draft."""
+        return 0
+
+    def longest(self, constant: int | None) -> int | None:
+        """Return the most tokens of a chain, where that is known; γ is ``constant``, or None if it adapts."""
+        return None
+
+    def static(self, making: Making) -> StaticDraft | None:
+        """Return what it needs to draft on static caches; None where it drafts on caches of its own."""
+        return None
+
+
+KINDS: list[type[Kind]] = []
+"""All kinds; a call is of one."""
+
+
+def register(kind: type[Kind]) -> type[Kind]:
+    """Add a kind."""
+    KINDS.append(kind)
+    return kind
+
+
+def chosen(asked: Asked) -> Kind | None:
+    """Return the drafter that a call asks for; None where it asks for none."""
+    return next((kind for each in KINDS if (kind := each.chosen(asked)) is not None), None)

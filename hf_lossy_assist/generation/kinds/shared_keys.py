@@ -1,0 +1,30 @@
+"""A draft model that reads the target's keys and values."""
+
+from __future__ import annotations
+
+from typing import Self
+
+from ...drafting import Drafter
+from ...drafting.shared_keys import SharedKeysDrafter, check_shared_keys
+from .base import Asked, Kind, Making, register
+
+
+@register
+class SharedKeys(Kind):
+    """`assistant_model` is a Gemma 4 assistant."""
+
+    gives = frozenset({"q", "stop", "certificate"})
+    remedy = "pass a draft model"
+
+    @classmethod
+    def chosen(cls, asked: Asked) -> Self | None:
+        return None if asked.reader is None else cls(asked)
+
+    def check(self) -> None:
+        check_shared_keys(self.asked.target, self.model)
+
+    def longest(self, constant: int | None) -> int | None:
+        return constant
+
+    def make(self, making: Making) -> Drafter:
+        return SharedKeysDrafter(self.model, self.asked.target, making.lengths.new, **making.chains)

@@ -1,0 +1,62 @@
+"""transformers' own drafters of special kinds of models: its DFlash, and MTP of several layers."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any, Self
+
+from ... import compat
+from ...compat import CandidateGenerator
+from ...errors import LossyUnsupportedError, LossyValueError
+from ..prepared import Prepared
+from .base import Asked, Making, register
+from .generators import GeneratorKind
+
+OPTIONS = ("prompt_lookup_num_tokens", "use_mtp", "speculation_type")
+"""Fields by which transformers' ``generate()`` chooses one of its own drafters."""
+
+
+def transformers_drafter(kind: GeneratorKind, making: Making, row: Prepared, model: Any = None) -> CandidateGenerator:
+    """Return the drafter that transformers' assisted generation would build for a row."""
+    asked, config = kind.asked, copy.deepcopy(row.config)
+    config.update(**dict.fromkeys(OPTIONS) | dict(asked.options))
+    config.update(assistant_early_exit=None, num_assistant_tokens=making.lengths.num_assistant_tokens)
+    return compat.transformers_drafter(asked.target, config, row.ids, row.processors, row.inputs, model)
+
+
+@register
+class TransformersOwn(GeneratorKind):
+    """`speculation_type`, or `use_mtp` beside more than one layer of it, asks for a drafter of transformers."""
+
+    gives = frozenset({"q"})
+
+    @classmethod
+    def chosen(cls, asked: Asked) -> Self | None:
+        special = asked.generator is None and not {"speculation_type", "use_mtp"}.isdisjoint(asked.options)
+        by_layer = asked.assistant is None and "speculation_type" not in asked.options
+        ours = by_layer and special and not compat.several_or_sliding_mtp(asked.target)
+        return cls(asked) if special and not ours else None
+
+    @property
+    def follows_one_text(self) -> bool:
+        return True
+
+    def check(self) -> None:
+        options, target = self.asked.options, self.asked.target
+        if options.get("speculation_type") and self.asked.assistant is None:
+            raise LossyValueError(
+                f"`speculation_type` {options['speculation_type']!r} needs its draft model as `assistant_model`"
+            )
+        if compat.has_recurrent_state(target):
+            raise LossyUnsupportedError(
+                f"transformers' own drafter can't follow {type(target).__name__}, whose recurrent state has to be "
+                "read again; pass an `assistant_model` without `use_mtp` and `speculation_type`, or `use_mtp` alone"
+            )
+        if options.get("prompt_lookup_num_tokens"):
+            raise LossyUnsupportedError(
+                "`prompt_lookup_num_tokens` drafts in the rounds that a draft model leaves out, but this drafter reads "
+                "the target's states of every round; leave out either"
+            )
+
+    def generator(self, making: Making, row: Prepared) -> CandidateGenerator:
+        return transformers_drafter(self, making, row, self.asked.assistant)
