@@ -9,7 +9,7 @@ from cyclopts import Parameter
 
 from ..errors import need
 from . import options
-from .console import Console, progress
+from .console import Console
 from .options import AT_LEAST_1, commas
 
 LENGTHS = Parameter(group=options.DECODING, help="Draft lengths to show, as in 2,5; each rule's best by default.")
@@ -63,13 +63,12 @@ def advise(
         DRAFT_COST.check("draft_cost", share)
     setup = Setup(models, decoding, prompts)
     loaded, screen = setup.load(), Console(stderr=as_json)
-    with progress(screen) as bar:
-        advice = advice_on(
-            loaded.target, loaded.draft, loaded.tokenizer, loaded.task, modes=modes, gammas=gammas, limit=limit,
-            split=setup.chosen_split, max_new_tokens=max_new_tokens, temperature=setup.temperature,
-            top_p=setup.top_p, batch_size=batch_size, tune=tune, seed=setup.seed, out=out,
-            measure="task" if setup.is_scored else None, track=bar.track,
-        )  # fmt: skip
+    advice = advice_on(
+        loaded.target, loaded.draft, loaded.tokenizer, loaded.task, modes=modes, gammas=gammas, limit=limit,
+        split=setup.chosen_split, max_new_tokens=max_new_tokens, temperature=setup.temperature,
+        top_p=setup.top_p, batch_size=batch_size, tune=tune, seed=setup.seed, out=out,
+        measure="task" if setup.is_scored else None,
+    )  # fmt: skip
     if as_json:
         print(json.dumps(advice.entry, indent=2, ensure_ascii=False))  # noqa: T201
         return

@@ -11,7 +11,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from .console import Console, limit_threads, progress
+from .console import Console, limit_threads
 from .options import AT_LEAST_1
 
 if TYPE_CHECKING:
@@ -46,8 +46,7 @@ def demo(
         reference="plain", limit=limit, batch_size=_BATCH_SIZE,
     )  # fmt: skip
     screen.print(f"{limit} problems, each answered in {len(evaluation.modes)} modes", style="dim")
-    with progress(screen) as bar:
-        result = evaluation.complete(None, bar.track)
+    result = evaluation.complete(None)
     verdict = Verdict.of(result)
     answers = by_mode(result.answers)
     plain, rule = (answers[label] for label in (verdict.shown[0], verdict.shown[-1]))

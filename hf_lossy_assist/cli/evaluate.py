@@ -5,9 +5,8 @@ from __future__ import annotations
 from contextlib import nullcontext
 
 from ..errors import need
-from ..store.folder import this_process
 from . import options
-from .console import Console, progress
+from .console import Console
 
 
 def evaluate(
@@ -42,18 +41,16 @@ def evaluate(
         for mode in setup.modes(modes, setup.heads):  # before models are loaded
             mode.check_draft(model=setup.has_draft, lookup=lookup is not None)
         loaded = setup.load()
-        process, screen = this_process(), Console()
-        shown = screen if process.number == 0 else Console(quiet=True)  # one bar is enough for all processes
+        screen = Console()
         try:
-            with progress(shown) as bar:
-                result = measured(
-                    loaded.target, loaded.draft, tokenizer=loaded.tokenizer, task=loaded.task,
-                    modes=setup.modes(modes, loaded.heads), heads=loaded.heads, reference=measuring.reference,
-                    limit=limit, split=setup.chosen_split, batch_size=batch_size, gamma=setup.gamma,
-                    prompt_lookup_num_tokens=lookup, max_new_tokens=max_new_tokens, seed=setup.seed,
-                    measure=measuring.measure or ("task" if setup.is_scored else None), repeats=measuring.repeats,
-                    clock=measuring.clock, out=out, track=bar.track,
-                )  # fmt: skip
+            result = measured(
+                loaded.target, loaded.draft, tokenizer=loaded.tokenizer, task=loaded.task,
+                modes=setup.modes(modes, loaded.heads), heads=loaded.heads, reference=measuring.reference,
+                limit=limit, split=setup.chosen_split, batch_size=batch_size, gamma=setup.gamma,
+                prompt_lookup_num_tokens=lookup, max_new_tokens=max_new_tokens, seed=setup.seed,
+                measure=measuring.measure or ("task" if setup.is_scored else None), repeats=measuring.repeats,
+                clock=measuring.clock, out=out,
+            )  # fmt: skip
         except KeyboardInterrupt:
             kept = "" if out is None else f"; repeat the command to continue from {out}"
             screen.print(f"stopped{kept}", soft_wrap=True)

@@ -3,25 +3,23 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 from rich.box import SIMPLE_HEAD
-from rich.progress import Progress, TaskID
 from rich.table import Column, Table
 
 from ..errors import LossyValueError, need
 from ..store.folder import this_process
 from ..tasks.api_model import ApiModel
 from . import options
-from .console import Console, progress
+from .console import Console
 
 if TYPE_CHECKING:
     from ..training.label_folder import PromptLabels
-    from ..training.labelling import PromptResult
 
 
 def mine(
@@ -81,11 +79,9 @@ def mine(
         loaded.task, loaded.tokenizer, loaded.target, loaded.draft, kind, api, limit, setup.chosen_split, batch_size,
         max_new_tokens, setup.seed, {"data": prompts.data, "task_settings": prompts.settings}, process,
     )  # fmt: skip
-    shown = screen if process.number == 0 else Console(quiet=True)  # one bar is enough for all processes
     counts = {"limit": limit, "batch_size": batch_size, "labels": labels, "processes": process.count}
     try:
-        with progress(shown) as bar:
-            run(labelling, out, provenance=provenance(loaded.draft.device, **counts), on_result=_watch(bar, shown))
+        run(labelling, out, provenance=provenance(loaded.draft.device, **counts))
     except KeyboardInterrupt:
         done = len(load_mined(out).prompts)
         screen.print(f"stopped; {done} prompts are in {out}, and the same command goes on from there")
@@ -104,25 +100,6 @@ def _api(target: str) -> ApiModel:
             f"`--target-api` has to be a URL and a name like http://localhost:8000/v1#org/model, but is {target!r}"
         )
     return ApiModel(url, name)
-
-
-def _watch(bar: Progress, screen: Console) -> Callable[[int, int, PromptResult | None], None]:
-    """Return what shows each result in a progress bar."""
-    seen, tasks = Counter[str](), list[TaskID]()
-
-    def show(finished: int, total: int, result: PromptResult | None) -> None:
-        if result is None:
-            if finished:
-                screen.print(f"{finished} of {total} prompts were finished before")
-            # The clock starts here, so that the estimate leaves out earlier runs.
-            tasks.append(bar.add_task("mining", completed=finished, total=total))
-            return
-        seen.update({name: result.columns.get(name, 0) for name in ("mismatches", "important", "rows")})
-        share = _share(seen["important"], seen["mismatches"])
-        found = f"{seen['rows']} rows" if seen["rows"] else f"{seen['mismatches']} mismatches, {share} important"
-        bar.update(tasks[0], advance=1, description=f"mining, {found}")
-
-    return show
 
 
 def summary_table(kind: str, rows: Sequence[PromptLabels]) -> Table:

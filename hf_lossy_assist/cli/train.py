@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from cyclopts import Parameter
 
 from ..errors import need
-from .console import Console, limit_threads, progress
+from .console import Console, limit_threads
 from .options import AT_LEAST_0, AT_LEAST_1, PairName, must
 
 if TYPE_CHECKING:
@@ -71,10 +71,8 @@ def judge(
     labelled = read_together(data, settings.columns, model and identity_of("--model", model))
     check(labelled.examples)
     origin = labelled.origin.with_card(license, pair)
-    with progress(screen) as bar:
-        fits = bar.add_task("fits", total=len(settings.strengths) * len(settings.choices) + 1)
-        trained = judge_training.train_judge(labelled.examples, origin, settings, on_fit=lambda: bar.advance(fits))
-        trained.save(out)
+    trained = judge_training.train_judge(labelled.examples, origin, settings)
+    trained.save(out)
     _describe_judge(trained.head.config, labelled, settings.choices, screen)
     screen.print(f"saved in {out}")
 
@@ -159,18 +157,15 @@ def verifier(
     from transformers.utils.logging import disable_progress_bar
 
     from ..training.examples import read_ratios
-    from ..training.verifier_training import RATIOS, VerifierSettings, train_verifier
+    from ..training.verifier_training import VerifierSettings, train_verifier
 
     limit_threads(threads)
     disable_progress_bar()
     screen, settings = Console(), VerifierSettings(ratio, position, threshold, recall, seed=seed)
     ratios, origin = read_ratios(data, settings.positions)
     origin = origin.with_card(license, pair)
-    with progress(screen) as bar:
-        crossed = len(settings.positions) * len(settings.strengths) + len({*RATIOS, ratio}) - 1
-        fits = bar.add_task("fits", total=crossed + 1)
-        trained = train_verifier(ratios, origin, settings, on_fit=lambda: bar.advance(fits))
-        trained.save(out)
+    trained = train_verifier(ratios, origin, settings)
+    trained.save(out)
     config, metrics = trained.head.config, trained.head.config.metrics
     title = f"Thresholds at λ = {config.ratio:g}, out of fold"
     screen.print(_threshold_table(config, title, {"TPR (%)": "tpr", "FPR (%)": "fpr"}))

@@ -13,7 +13,7 @@ from ..heads import Head
 from ..store.folder import this_process
 from ..tasks import Task
 from ..values import ONE_OR_MORE
-from .evaluation import Evaluation, Track, progress_bar
+from .evaluation import Evaluation
 from .modes import DecodingMode, Models, modes_of
 from .result import EvaluationResult
 
@@ -47,11 +47,8 @@ def evaluate(
     repeats: int = 1,
     clock: str = "wall",
     out: str | Path | None = None,
-    track: Track = progress_bar,
 ) -> EvaluationResult:
     """Let several decoding modes answer the same problems, and compare their scores and speeds problem by problem.
-
-    ``transformers.utils.logging.disable_progress_bar()`` hides the progress bar.
 
     Parameters
     ----------
@@ -88,8 +85,6 @@ def evaluate(
         ``"wall"``, or ``"cpu"``: this process's computing time, in one thread, which other load does not change.
     out
         A folder for ``results.jsonl``, ``summary.json`` and ``plot.png``; an interrupted run continues there.
-    track
-        Shows progress: a function of an iterable and the keywords ``total`` and ``description``.
 
     Returns
     -------
@@ -125,4 +120,4 @@ def evaluate(
         reference or reference_of(listed), limit, split, batch_size, max_new_tokens, seed, this_process(),
         measure, repeats, clock,
     )  # fmt: skip
-    return evaluation.complete(None if out is None else Path(out), track)
+    return evaluation.complete(None if out is None else Path(out))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from itertools import product
@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
-from transformers.utils import logging
 
 from ..compat import ending_tokens
 from ..drafting.vocabulary import kept_tokens
@@ -23,6 +22,7 @@ from ..generation.enabling import enabled
 from ..heads import ModelIdentity
 from ..models.prepacked import is_prepacked
 from ..models.quantised import dtype_of
+from ..progress import track
 from ..store.folder import Process
 from ..tasks import Example, Task
 from ..values import ONE_OR_MORE
@@ -35,14 +35,6 @@ from .result import EvaluationResult
 from .scores import baselines_of
 
 _WARM_UP_TOKENS = 4
-
-Track = Callable[..., Iterable[Any]]
-"""Shows the progress of an iterable, given its ``total`` and ``description``."""
-
-
-def progress_bar(items: Iterable[Any], total: int | None = None, description: str = "") -> Iterable[Any]:
-    """Show the progress bar of transformers, which ``transformers.utils.logging.disable_progress_bar()`` hides."""
-    return logging.tqdm(items, total=total, desc=description)
 
 
 @dataclass(frozen=True, eq=False)
@@ -250,11 +242,11 @@ class Evaluation:
             "runs": [provenance(target.device, limit=self.limit, processes=self.process.count)],
         }
 
-    def complete(self, out: Path | None, track: Track) -> EvaluationResult:
+    def complete(self, out: Path | None) -> EvaluationResult:
         """Answer all problems, and return the result; a folder ``out`` keeps it."""
         store = AnswerStore() if out is None else AnswerStore(out, self.plan())
         total = sum(map(len, self.own_batches.values()))
-        for _ in track(self.run(store), total=total, description="problems answered"):
+        for _ in track(self.run(store), total=total, what="problems answered"):
             pass
         return self.finish(store)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated
@@ -78,23 +77,19 @@ def train_judge(
     examples: Examples,
     origin: Origin,
     settings: JudgeSettings = JudgeSettings(),
-    *,
-    on_fit: Callable[[], None] = lambda: None,
 ) -> TrainedJudge:
     """Train a judge head: a standardisation and a logistic regression, folded into one weight and one bias.
 
     Garipov et al. 2025 (AutoJudge), section 4.1 and appendix B. The head that is returned has seen all prompts. All
     figures and thresholds are out of fold: each prompt is judged by a classifier that has not seen its fold. Scores out
-    of fold also choose the states and the regularisation, which makes figures a little too good. ``on_fit`` is called
-    after each strength, and after the last fit.
+    of fold also choose the states and the regularisation, which makes figures a little too good.
     """
     examples = examples.only(settings.columns)
     check(examples)
     seed = settings.seed
     choices = {at: columns(settings.models, at) for at in settings.choices}
-    at, crossed, states = best_state(choices, settings.strengths, examples, seed=seed, on_fit=on_fit)
+    at, crossed, states = best_state(choices, settings.strengths, examples, seed=seed)
     final, found = crossed.final(examples), crossed.probabilities
-    on_fit()
     fitted = final.predict_proba(examples.features(crossed.columns))[:, 1]
     threshold = largest_threshold(examples, found, settings.recall)
     table = sorted({largest_threshold(examples, found, recall) for recall in {*RECALLS, settings.recall}})

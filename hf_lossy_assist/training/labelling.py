@@ -5,8 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 from abc import ABC, abstractmethod
-from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from itertools import chain
@@ -20,6 +19,7 @@ from ..compat import ending_tokens
 from ..errors import LossyValueError
 from ..heads.identity import ModelIdentity
 from ..models.reading import check_readable
+from ..progress import track
 from ..store.folder import Process, claimed
 from ..tasks import Example, Task
 from ..tasks.api_model import ApiModel
@@ -209,9 +209,8 @@ def mine(
     out: Path,
     *,
     provenance: Mapping[str, Any] | None = None,
-    on_result: Callable[[int, int, PromptResult | None], None] = lambda finished, total, result: None,
-) -> None:
-    """Label this process's prompts, and store each in the folder ``out`` before the next one.
+) -> list[PromptLabels]:
+    """Label this process's prompts, store each in the folder ``out`` before the next one, and return their rows.
 
     A repeated run labels what is missing. Read the folder by :func:`.label_folder.load_mined`.
 
@@ -223,35 +222,31 @@ def mine(
         A new folder, or that of an earlier run with the same settings.
     provenance
         What the manifest says of this run: versions, command line, date, machine.
-    on_result
-        Is called with the number of finished prompts, that of all prompts and the newest result: once before the first
-        result, and whenever one is stored.
 
     Raises
     ------
     LossyValueError
         If the folder has labels of other settings, or if the task fails at each of the first prompts.
     """
-    total = len(labelling.examples)
     miner = labelling.labels.miner(labelling)
     with claimed(out, labelling.process):
         store = LabelFolder(out, {**labelling.record(), "runs": [dict(provenance or {})]})
         prompts = labelling.prompts([id for id in store.done() if store[id].status != FAILED])
-        finished = total - len(prompts)
-        on_result(finished, total, None)
         asked = [(prompt, labelling.refusal(prompt)) for prompt in prompts]
         skipped = [PromptResult(prompt, SKIPPED, {}, error=reason) for prompt, reason in asked if reason is not None]
-        counts: Counter[str] = Counter()
-        for result in chain(skipped, miner.outcomes([prompt for prompt, reason in asked if reason is None])):
+        results = chain(skipped, miner.outcomes([prompt for prompt, reason in asked if reason is None]))
+        rows: list[PromptLabels] = []
+        for result in track(results, total=len(prompts), what="mining"):
             prompt = result.prompt
             row = PromptLabels(
                 prompt.id, result.status, result.error, prompt.example.prompt, prompt.tokens, result.columns
             )
             store.add(row, **result.tokens)
-            counts[result.status] += 1
-            on_result(finished + counts.total(), total, result)
-            if counts[FAILED] == counts.total() - len(skipped) == MOST_FAILURES:
+            rows.append(row)
+            tried = len(rows) - len(skipped)
+            if tried == MOST_FAILURES and all(row.status == FAILED for row in rows[-tried:]):
                 raise LossyValueError(
                     f"`task` has to judge responses, but {labelling.task.name!r} failed at each of the first "
                     f"{MOST_FAILURES} prompts, at last with {result.error}"
                 )
+    return rows

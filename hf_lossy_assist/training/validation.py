@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +19,7 @@ from sklearn.preprocessing import StandardScaler
 from ..errors import LossyValueError
 from ..heads import Head
 from ..heads.repository import ROC
+from ..progress import track
 from .examples import Examples
 
 FOLDS = 5
@@ -161,24 +162,23 @@ def cross(
     columns: Sequence[str],
     examples: Examples,
     folds: Sequence[Split],
-    *,
-    on_fit: Callable[[], None] = lambda: None,
 ) -> Crossed:
     """Judge each fold by fits to the others, with the strength whose ROC-AUC out of fold is the highest.
 
-    So the strength is chosen by the same figures that are reported, which makes them a little too good. ``on_fit`` is
-    called after each strength.
+    So the strength is chosen by the same figures that are reported, which makes them a little too good.
     """
-    features, found = examples.features(columns), {}
+    features = examples.features(columns)
     with warnings.catch_warnings():
         # A fit that reaches the paper's limit of iterations is validated like any other.
         warnings.simplefilter("ignore", ConvergenceWarning)
-        for strength in strengths:
-            found[strength] = cross_val_predict(
+        fits = (
+            cross_val_predict(
                 pipeline_of(strength), features, examples.labels, cv=folds, method="predict_proba",
                 params=_weights(examples),
-            )[:, 1].astype(np.float64)  # fmt: skip
-            on_fit()
+            )[:, 1].astype(np.float64)
+            for strength in strengths
+        )  # fmt: skip
+        found = dict(zip(strengths, track(fits, total=len(strengths), what="fits"), strict=True))
     best = max(found, key=lambda strength: auc_of(examples, found[strength]))
     return Crossed(columns, best, found[best])
 
@@ -189,11 +189,10 @@ def best_state(
     examples: Examples,
     *,
     seed: int,
-    on_fit: Callable[[], None] = lambda: None,
 ) -> tuple[str, Crossed, dict[str, float]]:
     """Cross each choice of columns, and return the name of the best, its figures and metrics of all."""
     folds = folds_of(examples, seed=seed)
-    found = {name: cross(strengths, columns, examples, folds, on_fit=on_fit) for name, columns in choices.items()}
+    found = {name: cross(strengths, columns, examples, folds) for name, columns in choices.items()}
     at, metrics = better(examples, {name: each.probabilities for name, each in found.items()}, seed=seed)
     return at, found[at], {**metrics, "C": found[at].strength, "folds": len(folds)}
 

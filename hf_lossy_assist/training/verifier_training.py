@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -72,7 +72,6 @@ def train_verifier(
     settings: VerifierSettings = VerifierSettings(),
     *,
     curve_ratios: Sequence[float] = RATIOS,
-    on_fit: Callable[[], None] = lambda: None,
 ) -> TrainedVerifier:
     """Train a verifier head: a standardisation and a logistic regression, folded into one weight and one bias.
 
@@ -80,12 +79,12 @@ def train_verifier(
     cross-entropy. Regularisation takes the place of Adam's early stop. The head that is returned has read all prompts.
     All figures and thresholds are out of fold. They also choose the position and the regularisation, so the better
     one's are a little too good. ``curve_ratios`` are further λ for the plot, at the chosen position and strength, as
-    far as both classes occur in enough prompts. ``on_fit`` is called after each strength, and after the last fit.
+    far as both classes occur in enough prompts.
     """
     examples, seed = ratios.labelled(settings.ratio), settings.seed
     check(examples.only(settings.positions))
     choices = {at: [at] for at in settings.positions}
-    position, crossed, states = best_state(choices, settings.strengths, examples, seed=seed, on_fit=on_fit)
+    position, crossed, states = best_state(choices, settings.strengths, examples, seed=seed)
     scores = crossed.probabilities
     by_ratio = {settings.ratio: (examples, scores)}
     for ratio in curve_ratios:
@@ -93,12 +92,11 @@ def train_verifier(
             labelled = ratios.labelled(ratio)
             with suppress(LossyValueError):  # too few prompts have a class
                 folds = folds_of(labelled, seed=seed)
-                own = cross([crossed.strength], [position], labelled, folds, on_fit=on_fit)
+                own = cross([crossed.strength], [position], labelled, folds)
                 by_ratio[ratio] = labelled, own.probabilities
     known = sorted(by_ratio.items())
     curves = tuple(Curve(f"λ = {ratio:g}", *each, color=f"C{i}") for i, (ratio, each) in enumerate(known))
     final = crossed.final(examples)
-    on_fit()
 
     def threshold_for(recall: float) -> float:
         # A token of this probability is still above the threshold just below it.

@@ -28,7 +28,6 @@ SIZE = 3
 def run(problems: int) -> str:
     result = invoke(["demo", "--limit", str(problems)], env={"COLUMNS": "80"})
     assert result.exit_code == 0, result.output
-    assert f"problems answered: 1 of {problems}" in result.stderr
     return result.stdout
 
 

@@ -120,8 +120,7 @@ def test_a_rounded_target_writes_and_the_target_itself_is_read(options, models, 
 def test_a_repeated_command_goes_on(options, tmp_path):
     ok(*options)
     before = load_mined(tmp_path / "data").prompts
-    printed = ok(*options, "--limit", 6)
-    assert "4 of 6 prompts were finished before" in printed
+    ok(*options, "--limit", 6)
     after = load_mined(tmp_path / "data")
     assert after.prompts[:4] == before
     assert sorted(row.id for row in after.prompts) == list(range(6))
@@ -199,7 +198,8 @@ def test_an_interrupted_run_says_how_to_go_on(options, tmp_path, monkeypatch):
     assert result.exit_code == 130
     assert re.search(r"stopped; 2 prompts are in .*data, and the same command goes on from there", result.stdout)
     assert "Traceback" not in result.output
-    assert "2 of 4 prompts were finished before" in ok(*options)
+    ok(*options)
+    assert len(load_mined(tmp_path / "data").prompts) == 4
 
 
 def test_processes_share_the_prompts(options, tmp_path, monkeypatch):

@@ -7,7 +7,6 @@ import json
 from dataclasses import asdict, replace
 
 import pytest
-from transformers.utils import logging
 
 import hf_lossy_assist
 from hf_lossy_assist import LossyValueError, enabled
@@ -250,16 +249,6 @@ def test_the_result_is_a_table(whole):
         assert [line.split()[0] for line in printed[-4:]] == MODES.split(",")
     assert scores[-4].split()[1:3] == ["6", "50.0"]
     assert len(repr(whole)) < 2500
-
-
-def test_progress_is_shown(pair, capsys):
-    options = {"tokenizer": pair.tokenizer, "task": pair.task, "modes": "plain", "batch_size": 2}  # without a draft
-    logging.enable_progress_bar()  # which commands disable
-    hf_lossy_assist.evaluate(pair.target, limit=3, **options)
-    assert "3/3" in capsys.readouterr().err
-    logging.disable_progress_bar()
-    hf_lossy_assist.evaluate(pair.target, limit=3, **options)
-    assert capsys.readouterr().err == ""
 
 
 def test_prompt_lookup_drafts_without_a_model(pair):

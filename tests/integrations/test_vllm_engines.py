@@ -55,7 +55,7 @@ def test_a_comparison_of_both_engines(models):
     with VllmEngines(PYTHON, threads=1) as engines:
         modes = [*parse_modes("plain"), *engines.modes(parse_modes("plain,stock@4"))]
         evaluation = Evaluation(models, pair.tokenizer, pair.task, modes, "plain", 2, max_new_tokens=5, measure=None)
-        result = evaluation.complete(None, lambda items, **_: items)
+        result = evaluation.complete(None)
         assert len(engines._started) == 2
         batches = batches_of([[5, 6, 7], [5, 6]], 2)
         [rule] = engines.modes(parse_modes("topk@4"))

@@ -13,7 +13,7 @@ from hf_lossy_assist.compat import ending_tokens
 from hf_lossy_assist.tasks import Example, Task
 from hf_lossy_assist.training.choice import DraftArgmax
 from hf_lossy_assist.training.judge_labels import JudgeLabels, JudgeMiner
-from hf_lossy_assist.training.labelling import Labelling, PromptResult, mine
+from hf_lossy_assist.training.labelling import Labelling, mine
 from hf_lossy_assist.training.search import Chosen, Found, Searches
 from hf_lossy_assist.training.writing import LocalWriter, Prompt, ResponseLimits
 from tests.tiny_models import VOCAB, noisy_copy, tiny
@@ -141,23 +141,6 @@ def labelling(parts: Parts, limit: int, **more) -> Labelling:
     return Labelling(parts.task, parts.tokenizer, **models | {"labels": JudgeLabels()} | sizes | more)
 
 
-@dataclass
-class Notes:
-    """What a run said, and how many prompts earlier runs had finished."""
-
-    finished: int = 0
-    total: int = 0
-    results: list[PromptResult] = field(default_factory=list)
-
-    def add(self, finished: int, total: int, result: PromptResult | None) -> None:
-        if result is None:
-            self.finished, self.total = finished, total
-        else:
-            self.results.append(result)
-            assert (finished, total) == (self.finished + len(self.results), self.total)
-
-
-def run(folder, work: Labelling) -> Notes:
-    notes = Notes()
-    mine(work, folder, on_result=notes.add)
-    return notes
+def run(folder, work: Labelling) -> list[int]:
+    """Return the prompts that a run has labelled, in order."""
+    return sorted(row.id for row in mine(work, folder))

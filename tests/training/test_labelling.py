@@ -24,8 +24,7 @@ LABELS = ("index", "target_token", "draft_token", "important", "weight", "right"
 
 def test_everything_is_stored(tmp_path):
     parts = tiny_parts(seed=3)
-    notes = run(tmp_path, labelling(parts, 5))
-    assert (notes.finished, notes.total, len(notes.results)) == (0, 5, 5)
+    assert run(tmp_path, labelling(parts, 5)) == [0, 1, 2, 3, 4]
     mined = load_mined(tmp_path)
     found = {result.prompt.id: result.found for result in parts.searches(2).run(parts.prompts(5))}
     assert set(mined.tokens) == {
@@ -55,11 +54,9 @@ def test_a_repeated_run_mines_the_rest(tmp_path):
     parts = tiny_parts(seed=3)
     run(tmp_path, labelling(parts, 3))
     before = load_mined(tmp_path).prompts
-    notes = run(tmp_path, labelling(parts, 6))
-    assert (notes.finished, notes.total) == (3, 6)
-    assert sorted(outcome.prompt.id for outcome in notes.results) == [3, 4, 5]
+    assert run(tmp_path, labelling(parts, 6)) == [3, 4, 5]
     assert load_mined(tmp_path).prompts[:3] == before
-    assert run(tmp_path, labelling(parts, 6)).results == []
+    assert run(tmp_path, labelling(parts, 6)) == []
 
 
 def test_processes_share_the_prompts(tmp_path):
@@ -67,8 +64,7 @@ def test_processes_share_the_prompts(tmp_path):
     alone, shared = tmp_path / "alone", tmp_path / "shared"
     run(alone, labelling(parts, 5))
     for process in range(2):
-        notes = run(shared, labelling(parts, 5, process=Process(process, 2)))
-        assert sorted(outcome.prompt.id for outcome in notes.results) == list(range(5))[process::2]
+        assert run(shared, labelling(parts, 5, process=Process(process, 2))) == list(range(5))[process::2]
 
     def labels(folder):
         tokens = load_mined(folder).tokens
@@ -76,7 +72,7 @@ def test_processes_share_the_prompts(tmp_path):
 
     assert labels(shared) == labels(alone)
     # One process alone would find nothing to do.
-    assert run(shared, labelling(parts, 5)).results == []
+    assert run(shared, labelling(parts, 5)) == []
 
 
 def test_another_number_of_processes_at_the_same_time_is_refused(tmp_path):
@@ -108,8 +104,7 @@ def test_a_task_that_raises_is_recorded_and_tried_again(tmp_path):
     assert [i for i in statuses if statuses[i][0] == "failed"] == [1]
 
     parts.task.moods = lambda example: False
-    notes = run(tmp_path, labelling(parts, 5))
-    assert [outcome.prompt.id for outcome in notes.results] == [1]
+    assert run(tmp_path, labelling(parts, 5)) == [1]
     assert len(load_mined(tmp_path).prompts) == 5
 
 
@@ -123,8 +118,8 @@ def test_a_task_that_always_raises_stops_the_run(tmp_path):
     # One success is enough to go on.
     first = parts.task.examples("train", 1)[0].prompt
     parts.task.moods = lambda example: example.prompt != first
-    notes = run(tmp_path / "more", labelling(parts, 14))
-    assert Counter(outcome.status for outcome in notes.results)["failed"] == 13
+    run(tmp_path / "more", labelling(parts, 14))
+    assert Counter(row.status for row in load_mined(tmp_path / "more").prompts)["failed"] == 13
 
 
 def test_prompts_that_do_not_fit_are_skipped(tmp_path):
@@ -157,9 +152,8 @@ def test_a_killed_process_is_continued(tmp_path):
     assert len(before) >= 5
 
     count = max(before) + 3
-    notes = run(tmp_path, labelling(parts, count))
+    assert run(tmp_path, labelling(parts, count)) == sorted(set(range(count)) - before.keys())
     after = load_mined(tmp_path)
-    assert sorted(outcome.prompt.id for outcome in notes.results) == sorted(set(range(count)) - before.keys())
     assert sorted(row.id for row in after.prompts) == list(range(count))
     assert {row.id: row for row in after.prompts if row.id in before} == before
     labels = Counter(after.tokens["prompt_id"].tolist())

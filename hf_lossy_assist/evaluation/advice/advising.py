@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -22,12 +22,13 @@ from ...generation.config import LossyConfig
 from ...generation.lossy_call import LossyCall
 from ...generation.spelling import Spelling, split
 from ...heads import ModelIdentity
+from ...progress import track
 from ...store.folder import MANIFEST, write_json
 from ...store.records import Records
 from ...tasks import Task
 from ...values import Checked, Count, Rule
 from ..answers import AnswerStore, read_plan
-from ..evaluation import Evaluation, Track, progress_bar
+from ..evaluation import Evaluation
 from ..modes import EVERYTHING, DecodingMode, Models, parse_modes
 from ..requests import PromptBatch, PromptList, Prompts
 from .advice import DRAFT_COST, Advice, Replayed
@@ -107,7 +108,6 @@ class Advising:
     tune: bool = False
     rows: int = 1  # how many prompts are decoded together
     out: Path | None = None  # a folder of answers, which an interrupted run goes on with
-    track: Track = field(default=lambda items, **_: items)
 
     def __post_init__(self) -> None:
         _GAMMAS.check("gammas", self.gammas)
@@ -151,7 +151,8 @@ class Advising:
         length = float(np.mean([batch.ids.shape[1] for batch in self.batches]) + tokens.mean() / 2)
         repeats = self._costs(round(length))
         speeds = Speeds(tokens, merged(repeats), repeats, self.rows, self.sampled)
-        replayed = [self.replay(mode, rule) for mode, rule in self.track(rules, description="replaying")]
+        walks = (self.replay(mode, rule) for mode, rule in rules)
+        replayed = [*track(walks, total=len(rules), what="replaying")]
         lossless = self._decided(rules[0][1])[0]
         matches = float(lossless.keep[laws.real.numpy()].mean())
 
@@ -184,7 +185,7 @@ class Advising:
         store = AnswerStore() if self.out is None else AnswerStore(self.out, evaluation.plan())
         kept = Laws(None if self.out is None else self.out / "laws", plan)
         known, texts = kept.done(), []
-        answered = self.track(evaluation.run(store), total=len(self.batches), description="answering")
+        answered = track(evaluation.run(store), total=len(self.batches), what="answering")
         for batch, answers in zip(self.batches, answered, strict=True):
             prompt, answer = batch.ids[0].tolist(), evaluation.tokens_of(answers[evaluation.reference])
             row = ReadAnswer(zlib.crc32(f"{prompt} {answer}".encode()))
@@ -237,9 +238,7 @@ class Advising:
         gammas, repeats = TIMED[self.tune]
         mode = replace(KEEP_ALL, temperature=self.temperature, top_p=self.evaluation.modes[0].top_p)
         texts = [self.batches[0].ids[0].tolist()] * self.rows
-        return measure_costs(
-            self.models, texts, length, gammas, mode, repeats, lambda turns: self.track(turns, description="timing")
-        )
+        return measure_costs(self.models, texts, length, gammas, mode, repeats)
 
     def replay(self, mode: DecodingMode, rule: Acceptor) -> Replayed:
         """Walk along the answers as a rule would, with drafts of every length."""
@@ -282,7 +281,6 @@ def advise(
     seed: int = 0,
     measure: str | None = None,
     out: str | Path | None = None,
-    track: Track = progress_bar,
 ) -> Advice:
     """Predict how fast rules would be with these models, here, and what they would change.
 
@@ -323,8 +321,6 @@ def advise(
     out
         A folder for ``advice.json``, what the models said, and the answers, with which an interrupted run goes on.
         :func:`~hf_lossy_assist.evaluate` reads and writes the same answers, those of the target alone.
-    track
-        Shows progress, as for :func:`~hf_lossy_assist.evaluate`.
 
     Raises
     ------
@@ -350,4 +346,4 @@ def advise(
         temperature=temperature, top_p=top_p, measure=measure, batch_size=batch_size,
     )  # fmt: skip
     evaluation = replace(evaluation, limit=len(evaluation.examples) // batch_size * batch_size or evaluation.limit)
-    return Advising(evaluation, modes or "", tuple(gammas), draft_cost, tune, batch_size, out=folder, track=track).run()
+    return Advising(evaluation, modes or "", tuple(gammas), draft_cost, tune, batch_size, out=folder).run()

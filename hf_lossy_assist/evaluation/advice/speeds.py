@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from statistics import median
@@ -13,6 +13,7 @@ import numpy as np
 from torch import Tensor
 from transformers import StoppingCriteriaList
 
+from ...progress import track
 from ..modes import DecodingMode, Models
 from ..quality import Interval, jackknife, t_quantile
 from ..requests import batches_of, run_request
@@ -79,7 +80,6 @@ def measure_costs(
     gammas: Iterable[int],
     mode: DecodingMode = KEEP_ALL,
     repeats: int = 3,
-    track: Callable[[Sequence[Any]], Iterable[Any]] = iter,
 ) -> list[Costs]:
     """Time calls of ``generate()`` with drafts of so many tokens, with the target alone, and with the draft alone.
 
@@ -92,8 +92,6 @@ def measure_costs(
         Token ids of prompts that are decoded together, brought to ``length``.
     repeats
         How often everything is timed; each repeat has costs of its own.
-    track
-        May show the progress of an iterable.
     """
     (batch,) = batches_of(texts, len(texts), device=models.target.device, length=length)
     batch = replace(batch, ending=_Endless(models))
@@ -107,10 +105,11 @@ def measure_costs(
         return run_request(models, mode, batch, rounds * ((mode.gamma or 0) + 1)).seconds
 
     found: dict[Any, list[float]] = {key: [] for key in modes}
-    for number, key in enumerate(track([*modes] * (repeats + 1))):
-        first, more = (seconds(modes[key], rounds) for rounds in (1, 1 + _ROUNDS))
+    turns = [*modes] * (repeats + 1)
+    timed = ([seconds(modes[key], rounds) for rounds in (1, 1 + _ROUNDS)] for key in turns)
+    for number, (first, more) in enumerate(track(timed, total=len(turns), what="timing")):
         if number >= len(modes):  # after a turn to warm up
-            found[key].append(max(0.0, more - first) / _ROUNDS)
+            found[turns[number]].append(max(0.0, more - first) / _ROUNDS)
     drafted = found.pop("draft")
     return [
         Costs(drafted[r], {n: max(0.0, own[r] - (n - 1) * drafted[r]) for n, own in found.items()})
