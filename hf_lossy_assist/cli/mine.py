@@ -47,9 +47,7 @@ def mine(
     Labels, KIND[:KEY=VALUE…]:
       judge: which mismatches of draft and target change the answer
         mismatches: about so many of each prompt, drawn by the seed; else all
-        only_solved: true leaves out prompts that the target answers wrongly
         writer_dtype: int8 or int4: a rounded copy of the target writes
-        workers: threads for tasks that run programs or ask a server
       ratio: both models' probabilities of drafted tokens
         rows: tokens per prompt for each of the four kinds of prefix; 8 by default
     """

@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 from ..errors import LossyValueError
 from ..models.quantised import quantize_draft
 from ..models.reading import CachedText, read_prompts, read_text, variant_states
-from ..values import BOOL, ONE_OR_MORE, POSITIVE, Rule, bounded, or_none
+from ..values import ONE_OR_MORE, POSITIVE, Rule, or_none
 from .label_folder import FAILED, MINED, SKIPPED
 from .labelling import Labelling, Labels, PromptResult
 from .search import Chosen, Mismatch, Searched, Searches
@@ -40,22 +40,16 @@ class JudgeLabels(Labels):
         Responses are drawn at this temperature, by draws that depend on seed and prefix alone; greedy by default.
     mismatches
         About so many mismatches of each prompt are labelled, all by default.
-    only_solved
-        Prompts that the target answers wrongly get no labels.
     writer_dtype
         ``"int8"`` or ``"int4"``: a rounded copy of the target writes the responses; the states are its own.
-    workers
-        Threads for tasks that run programs or ask a server.
     """
 
     temperature: Annotated[float | None, _GREEDY_OR_DRAWN] = None
     mismatches: Annotated[int | None, _COUNT_OR_ALL] = None
-    only_solved: Annotated[bool, Rule("true or false", BOOL.holds)] = False
     writer_dtype: Annotated[str | None, _ROUNDED] = None
-    workers: Annotated[int, bounded(0, integer=True)] = 0
 
     name = "judge"
-    free = ("mismatches", "only_solved", "workers")
+    free = ("mismatches",)
 
     def check(self, labelling: Labelling) -> None:
         if labelling.api is None:
@@ -76,8 +70,8 @@ class JudgeLabels(Labels):
                 author = quantize_draft(author, self.writer_dtype)
             writer = LocalWriter(author, slots, labelling.limits, labelling.choice)
         decode = partial(tokenizer.decode, skip_special_tokens=True)
-        guesses, chosen = labelling.guesses(), Chosen(self.mismatches, labelling.seed, self.only_solved)
-        searches = Searches(writer, guesses, task, decode, slots, self.workers, chosen)
+        guesses, chosen = labelling.guesses(), Chosen(self.mismatches, labelling.seed)
+        searches = Searches(writer, guesses, task, decode, slots, chosen)
         return JudgeMiner(searches, labelling.models)
 
 

@@ -18,7 +18,7 @@ def read_labels(text: str) -> Labels:
 
     Examples
     --------
-    >>> read_labels("judge:mismatches=8:only_solved=true").mismatches
+    >>> read_labels("judge:mismatches=8").mismatches
     8
     """
     name, *settings = split(text, ":")

@@ -1,7 +1,7 @@
 """AutoJudge's search for important tokens (Garipov et al. 2025, Algorithm 1), for many prompts at once.
 
 The search of one prompt does not know models: it is a generator that yields requests (:class:`Continue`,
-:class:`Guess`, :class:`Ask`) and receives the replies. :class:`Searches` serves many of them together.
+:class:`Guess`) and receives the replies. :class:`Searches` serves many of them together.
 """
 
 from __future__ import annotations
@@ -9,10 +9,8 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import closing
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any
 
 from ..tasks import Example, Task
@@ -35,14 +33,7 @@ class Guess:
     start: int
 
 
-@dataclass(frozen=True)
-class Ask:
-    """A request to the task, which may run programs or ask a server."""
-
-    question: Callable[[], Any]
-
-
-Request = Continue | Guess | Ask
+Request = Continue | Guess
 
 
 @dataclass(frozen=True)
@@ -83,13 +74,11 @@ class Chosen:
     """Which mismatches are labelled.
 
     About ``most`` of a prompt's mismatches are drawn by ``seed``, all by default: as many of the first response's, and
-    as large a share of those that changed texts add. With ``solved``, prompts that the target answers wrongly get no
-    labels.
+    as large a share of those that changed texts add.
     """
 
     most: int | None = None
     seed: int = 0
-    solved: bool = False
 
     def start(self, prompt: int) -> float:
         """Return the number in [0, 1) that decides for a prompt."""
@@ -122,14 +111,11 @@ def search(
     """
     last = yield Continue(())
     text = decode(last)
-    found = Found(last, last, (yield Ask(partial(task.answer, example, text))))
+    found = Found(last, last, task.answer(example, text))
     if found.answer is None:
         return replace(found, skipped="the target's response states no answer")
     if example.answer:
-        solved = yield Ask(partial(task.correct, example, text))
-        found = replace(found, solved=bool(solved))
-    if chosen.solved and found.solved is False:
-        return replace(found, skipped="the target's answer is wrong")
+        found = replace(found, solved=bool(task.correct(example, text)))
     guesses = yield Guess(last, 0)
     weight = chosen.weight(sum(ours != theirs for ours, theirs in zip(last, guesses, strict=True)))
     mismatches: list[Mismatch] = []
@@ -144,52 +130,14 @@ def search(
             continue
         new = yield Continue((*last[:t], guesses[t]))
         new_text = decode(new)
-        kept = yield Ask(partial(task.keeps_answer, example, text, new_text))
+        kept = task.keeps_answer(example, text, new_text)
         right = found.solved
         if not kept and example.answer:
-            right = bool((yield Ask(partial(task.correct, example, new_text))))
+            right = bool(task.correct(example, new_text))
         mismatches.append(Mismatch(t, last[t], guesses[t], not kept, weight, right))
         if kept:
             last, text, guesses = new, new_text, guesses[: t + 1]
     return replace(found, last=last, mismatches=tuple(mismatches))
-
-
-class TaskExecutor:
-    """Asks the task questions; answers are fetched later.
-
-    With ``workers`` threads, the models don't wait for a task that runs programs or asks a server. Without threads,
-    questions are answered at once, which suits tasks that only parse text.
-    """
-
-    def __init__(self, workers: int) -> None:
-        self._pool = ThreadPoolExecutor(workers, thread_name_prefix="task") if workers else None
-        self._open: dict[Future[Any], int] = {}
-
-    def ask(self, slot: int, question: Callable[[], Any]) -> None:
-        if self._pool is not None:
-            future = self._pool.submit(_outcome, question)
-        else:
-            future = Future()
-            future.set_result(_outcome(question))
-        self._open[future] = slot
-
-    def answers(self, *, wait_for_one: bool) -> list[tuple[int, Any]]:
-        """Return the finished answers or exceptions by slot, with ``wait_for_one`` at least one if any is open."""
-        if wait_for_one and self._open:
-            wait(self._open, return_when=FIRST_COMPLETED)
-        done = [future for future in self._open if future.done()]
-        return [(self._open.pop(future), future.result()) for future in done]
-
-    def close(self) -> None:
-        if self._pool is not None:
-            self._pool.shutdown(wait=False, cancel_futures=True)
-
-
-def _outcome(question: Callable[[], Any]) -> Any:
-    try:
-        return question()
-    except Exception as error:  # a user's task may raise anything, which costs one prompt
-        return error
 
 
 @dataclass(frozen=True)
@@ -216,7 +164,7 @@ class Searches:
     """Runs :func:`search` for many prompts together.
 
     Every slot holds one prompt. All requested continuations are written in one batch, and all requested choices of the
-    draft read in one batch. A free slot starts the next prompt at once. ``workers`` is that of :class:`TaskExecutor`.
+    draft read in one batch. A free slot starts the next prompt at once.
     """
 
     writer: Writer
@@ -224,7 +172,6 @@ class Searches:
     task: Task
     decode: Callable[[Sequence[int]], str]
     slots: int
-    workers: int = 0
     chosen: Chosen = field(default_factory=Chosen)
 
     def run(self, prompts: Iterable[Prompt]) -> Iterator[Searched]:
@@ -233,13 +180,11 @@ class Searches:
         self._running: dict[int, _Running] = {}
         self._guesses: list[DraftQuery] = []
         self._ended: list[Searched] = []
-        with closing(self.writer), closing(TaskExecutor(self.workers)) as self._executor:
+        with closing(self.writer):
             for slot in range(self.slots):
                 self._begin(slot)
             while self._running or self._ended:
                 self._reply_all(self.writer.step())
-                idle = not self.writer.busy() and not self._guesses
-                self._reply_all(self._executor.answers(wait_for_one=idle))
                 guesses, self._guesses = self._guesses, []
                 self._reply_all(self.draft.guess(guesses))
                 ended, self._ended = self._ended, []
@@ -265,7 +210,9 @@ class Searches:
     def _reply(self, slot: int, reply: Any) -> None:
         steps = self._running[slot].steps
         try:
-            request = steps.throw(reply) if isinstance(reply, Exception) else steps.send(reply)
+            request = steps.send(reply)
+            while isinstance(request, Continue) and self.writer.limits.over(request.prefix):
+                request = steps.send(request.prefix)
             self._carry_out(slot, request)
         except StopIteration as end:
             self._end(slot, end.value)
@@ -281,11 +228,7 @@ class Searches:
 
     def _carry_out(self, slot: int, request: Request) -> None:
         match request:
-            case Continue(prefix) if self.writer.limits.over(prefix):
-                self._reply(slot, prefix)
             case Continue(prefix):
                 self.writer.submit(slot, prefix)
             case Guess(response, start):
                 self._guesses.append(DraftQuery(slot, self._running[slot].prompt.tokens, response, start))
-            case Ask(question):
-                self._executor.ask(slot, question)

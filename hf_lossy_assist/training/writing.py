@@ -70,9 +70,6 @@ class Writer(Protocol):
     def step(self) -> Iterable[tuple[int, Ids]]:
         """Work for a while, and return each slot whose response is complete, with the response."""
 
-    def busy(self) -> bool:
-        """Tell whether a response is requested and incomplete."""
-
     def close(self) -> None:
         """Give up incomplete responses."""
 
@@ -128,9 +125,6 @@ class LocalWriter(Writer):
         text.ids = [*text.prompt, *prefix]
         text.context = self.choice.context(text.ids)
         self._waiting.append(text)
-
-    def busy(self) -> bool:
-        return bool(self._waiting or self._writing)
 
     def step(self) -> list[tuple[int, Ids]]:
         self._start_waiting()
@@ -242,9 +236,6 @@ class ApiWriter(Writer):
         room = self.limits.max_new_tokens - len(prefix)
         future = self._pool.submit(self.model.complete, self._slots[slot][0].write(prefix), room)
         self._open[future] = (slot, prefix)
-
-    def busy(self) -> bool:
-        return bool(self._open)
 
     def step(self) -> list[tuple[int, Ids]]:
         finished, _ = wait(self._open, _PATIENCE, return_when=FIRST_COMPLETED)

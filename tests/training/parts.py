@@ -103,9 +103,9 @@ class Parts:
     def limits(self) -> ResponseLimits:
         return ResponseLimits(ending_tokens(self.target.generation_config), self.max_new_tokens)
 
-    def searches(self, slots: int = 4, workers: int = 0, *, chosen=ALL, **choice) -> Searches:
+    def searches(self, slots: int = 4, *, chosen=ALL, **choice) -> Searches:
         writer, guesses = LocalWriter(self.target, slots, self.limits(), **choice), DraftArgmax(self.draft, **choice)
-        return Searches(writer, guesses, self.task, self.decode, slots, workers, chosen)
+        return Searches(writer, guesses, self.task, self.decode, slots, chosen)
 
 
 def tiny_parts(architecture: str = "llama", seed: int = 0, noise: float = 0.1, **more) -> Parts:

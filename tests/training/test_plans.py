@@ -51,7 +51,7 @@ def test_a_run_is_entered(tmp_path):
 
 def test_what_may_change_from_run_to_run(tmp_path):
     open_run(tmp_path, PLAN, {})
-    cheaper = JudgeLabels(mismatches=3, only_solved=True, workers=2)
+    cheaper = JudgeLabels(mismatches=3)
     open_run(tmp_path, dataclasses.replace(PLAN, labels=cheaper, limit=9, batch_size=1), {})
 
 

@@ -133,12 +133,12 @@ def test_labels_tell_whether_the_changed_answer_is_right():
     assert {one.right for one in labels} == {None}
 
 
-def test_neither_the_batch_nor_threads_change_anything():
+def test_the_batch_changes_nothing():
     parts = tiny_parts()
     prompts = parts.prompts(5)
     alone = by_prompt(parts, prompts, slots=1)
     assert by_prompt(parts, prompts, slots=3) == alone
-    assert by_prompt(parts, prompts, slots=16, workers=3) == alone
+    assert by_prompt(parts, prompts, slots=16) == alone
 
 
 def test_an_end_is_a_token_like_any_other():
@@ -164,10 +164,9 @@ def test_a_task_that_raises_costs_one_prompt_only():
     parts = tiny_parts(task=Moody())
     prompts = parts.prompts(5)
     bad = prompts[2]
-    for workers in (0, 2):
-        results = {result.prompt.id: result for result in parts.searches(slots=2, workers=workers).run(prompts)}
-        assert [i for i in sorted(results) if results[i].error is not None] == [2]
-        assert str(results[2].error) == "no idea"
+    results = {result.prompt.id: result for result in parts.searches(slots=2).run(prompts)}
+    assert [i for i in sorted(results) if results[i].error is not None] == [2]
+    assert str(results[2].error) == "no idea"
 
 
 def test_prompts_are_taken_one_by_one():
