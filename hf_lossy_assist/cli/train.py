@@ -96,13 +96,13 @@ def _describe_judge(config: JudgeConfig, labelled: LabelledMismatch, choices: Se
 
 def _print_areas(metrics: Mapping[str, float], choices: Sequence[str], screen: Console) -> None:
     screen.print(f"{_area(metrics)} out of fold, on all prompts; {metrics['train_auc']:.4f} on what the head has seen")
-    if "auc_gain" in metrics:
+    if len(choices) > 1:
         states = ", ".join(f"{metrics[f'auc_{name}']:.4f} for {name!r}" for name in choices)
-        screen.print(f"AUC by state: {states}; the better one's gain {_area(metrics, 'auc_gain', '')}")
+        screen.print(f"AUC by state: {states}")
 
 
-def _area(metrics: Mapping[str, float], name: str = "auc", label: str = "AUC ") -> str:
-    return f"{label}{metrics[name]:.4f} ({metrics[f'{name}_low']:.4f} … {metrics[f'{name}_high']:.4f})"
+def _area(metrics: Mapping[str, float], name: str = "auc") -> str:
+    return f"AUC {metrics[name]:.4f} ({metrics[f'{name}_low']:.4f} … {metrics[f'{name}_high']:.4f})"
 
 
 def _threshold_table(config: JudgeConfig | VerifierConfig, title: str, shares: Mapping[str, str]) -> NumberTable:
@@ -150,8 +150,8 @@ def verifier(
 
     The head is a logistic regression on the draft's standardised hidden state,
     fitted to all prompts. Its figures and thresholds are out of fold: each
-    prompt is judged by a head that has not seen it. The plot in OUT shows the
-    ROC curves of λ = 1, 1.2 and 1.5.
+    prompt is judged by a head that has not seen it. The plot in OUT shows its
+    ROC curve.
     """
     need("lab", "`lossy-assist train verifier`")
     from transformers.utils.logging import disable_progress_bar
@@ -174,6 +174,4 @@ def verifier(
         f"{100 * metrics['acceptable_share']:.1f} % acceptable at λ = {config.ratio:g}"
     )
     _print_areas(metrics, settings.positions, screen)
-    areas = {name.removeprefix("auc_lambda_"): x for name, x in metrics.items() if name.startswith("auc_lambda_")}
-    screen.print("AUC over λ: " + ", ".join(f"{ratio} {area:.3f}" for ratio, area in areas.items()))
     screen.print(f"TPR {metrics['tpr']:.3f}, FPR {metrics['fpr']:.3f} at {config.threshold:.6g}; saved in {out}")

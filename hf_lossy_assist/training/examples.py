@@ -24,7 +24,6 @@ from ..heads.identity import differing_models
 from ..store.folder import without_folder, without_folders
 from ..version import __version__
 from .label_folder import Mined, PromptLabels, load_mined
-from .ratio_labels import KINDS
 
 
 @dataclass(frozen=True, eq=False)
@@ -115,14 +114,13 @@ def check(examples: Examples) -> None:
 class Ratios:
     """Drafted tokens with their probabilities under target (p) and draft (q), which decide their labels.
 
-    ``states`` are the draft's, by position; ``kinds`` names who wrote the text before each token.
+    ``states`` are the draft's, by position.
     """
 
     states: Mapping[str, NDArray[np.float32]]
     p: NDArray[np.floating]
     q: NDArray[np.floating]
     prompts: NDArray[np.int64]
-    kinds: NDArray[np.str_]
 
     def labelled(self, ratio: float) -> Examples:
         """Label tokens as acceptable where ``q(x) <= λ p(x)`` and ``p(x) > 0``."""
@@ -239,7 +237,7 @@ def read_ratios(folder: str | Path, positions: Sequence[str] = tuple(RATIO_STATE
     """Read SPRINTER's probabilities with the states at these positions."""
     mined = _load(folder, "ratio")
     columns = {position: RATIO_STATES[position] for position in positions}
-    table = _arrays(mined, ["prompt_id", "kind", "p", "q", *columns.values()])
+    table = _arrays(mined, ["prompt_id", "p", "q", *columns.values()])
     for name in ("p", "q"):
         if broken := int((~np.isfinite(table[name])).sum()):
             raise LossyValueError(
@@ -251,7 +249,6 @@ def read_ratios(folder: str | Path, positions: Sequence[str] = tuple(RATIO_STATE
         p=table["p"],
         q=table["q"],
         prompts=table["prompt_id"],
-        kinds=np.array([*KINDS])[table["kind"]],
     )
     return ratios, _origin(mined, folder, None)
 

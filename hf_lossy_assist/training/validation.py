@@ -85,7 +85,7 @@ def auc_draws(
 ) -> NDArray[np.float64]:
     """Return the ROC-AUC of bootstrap samples of the prompts, since tokens of one prompt are dependent.
 
-    Samples with a single class are left out. Equal seeds draw equal samples, so two heads are compared draw by draw.
+    Samples with a single class are left out.
     """
     rng = np.random.default_rng(seed)
     _, owner = np.unique(examples.prompts, return_inverse=True)
@@ -117,14 +117,6 @@ def area_of(examples: Examples, scores: NDArray[np.floating], *, seed: int, name
     """Return the ROC-AUC on examples and its interval, as metrics."""
     low, high = quantiles(auc_draws(examples, scores, seed=seed))
     return {name: auc_of(examples, scores), f"{name}_low": low, f"{name}_high": high}
-
-
-def gain_of(
-    examples: Examples, scores: NDArray[np.floating], base: NDArray[np.floating], seed: int
-) -> tuple[float, float, float]:
-    """Return the ROC-AUC by ``scores`` less that by ``base``, with its interval by prompts."""
-    apart = auc_draws(examples, scores, seed=seed) - auc_draws(examples, base, seed=seed)
-    return auc_of(examples, scores) - auc_of(examples, base), *quantiles(apart)
 
 
 @dataclass(frozen=True, eq=False)
@@ -193,36 +185,20 @@ def best_state(
     """Cross each choice of columns, and return the name of the best, its figures and metrics of all."""
     folds = folds_of(examples, seed=seed)
     found = {name: cross(strengths, columns, examples, folds) for name, columns in choices.items()}
-    at, metrics = better(examples, {name: each.probabilities for name, each in found.items()}, seed=seed)
-    return at, found[at], {**metrics, "C": found[at].strength, "folds": len(folds)}
-
-
-def better(
-    examples: Examples, scores: Mapping[str, NDArray[np.floating]], *, seed: int
-) -> tuple[str, dict[str, float]]:
-    """Return the choice with the highest ROC-AUC, the first among equals, and metrics of all.
-
-    Of two choices, ``auc_gain`` is the better one's area less that of the other, with its interval by prompts.
-    """
-    areas = {name: auc_of(examples, each) for name, each in scores.items()}
-    best = max(areas, key=areas.__getitem__)
-    if len(areas) < 2:
-        return best, {}
-    other = next(name for name in areas if name != best)
-    gain = gain_of(examples, scores[best], scores[other], seed)
-    named = dict(zip(("auc_gain", "auc_gain_low", "auc_gain_high"), gain, strict=True))
-    return best, {f"auc_{name}": value for name, value in areas.items()} | named
+    areas = {name: auc_of(examples, each.probabilities) for name, each in found.items()}
+    at = max(areas, key=areas.__getitem__)
+    by_state = {f"auc_{name}": area for name, area in areas.items()} if len(areas) > 1 else {}
+    return at, found[at], {**by_state, "C": found[at].strength, "folds": len(folds)}
 
 
 @dataclass(frozen=True, eq=False)
 class Curve:
-    """The ROC curve of scores, with its name in the legend and matplotlib's style and colour."""
+    """The ROC curve of scores, with its name in the legend and matplotlib's style."""
 
     name: str
     examples: Examples
     scores: NDArray[np.floating]
     style: str = "-"
-    color: str = "C0"
 
 
 def save_with_roc(head: Head, folder: Path, curves: Sequence[Curve], *, positive: str, others: str) -> None:
@@ -241,7 +217,7 @@ def save_with_roc(head: Head, folder: Path, curves: Sequence[Curve], *, positive
         examples, scores = curve.examples, curve.scores
         false_rates, true_rates, _ = roc_curve(examples.labels, scores, sample_weight=examples.weights)
         name = f"{curve.name} (AUC {auc_of(examples, scores):.3f})"
-        axes.plot(false_rates, true_rates, curve.style, color=curve.color, label=name)
+        axes.plot(false_rates, true_rates, curve.style, color="C0", label=name)
     title = f"{head.config.kind.capitalize()} head for {head.config.task}"
     axes.set(title=title, xlabel=f"share of {others}", ylabel=f"share of {positive}", aspect="equal")
     axes.legend(loc="lower right", fontsize="small")

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated
 
 import numpy as np
+from numpy.typing import NDArray
 
-from ..errors import LossyValueError
 from ..heads import VerifierConfig, VerifierHead, VerifierRow, fold
 from ..heads.verifier_head import POSITIONS
 from ..values import POSITIVE, Checked, Probability, Rule
-from .examples import Origin, Ratios, check
+from .examples import Examples, Origin, Ratios, check
 from .validation import (
     RECALLS,
     STRENGTHS,
@@ -22,16 +20,10 @@ from .validation import (
     area_of,
     auc_of,
     best_state,
-    both_classes,
-    cross,
-    folds_of,
     largest_threshold,
     rates,
     save_with_roc,
 )
-
-RATIOS = (1.0, 1.2, 1.5)
-"""The λ of the paper's figure 9."""
 
 
 @dataclass(frozen=True)
@@ -55,23 +47,23 @@ class VerifierSettings(Checked):
 
 @dataclass(frozen=True, eq=False)
 class TrainedVerifier:
-    """A verifier head, fitted to all prompts, with the curves out of fold of each λ at its position."""
+    """A verifier head, fitted to all prompts; ``probabilities`` ``(N,)`` are out of fold."""
 
     head: VerifierHead
-    curves: tuple[Curve, ...] = field(repr=False)
+    examples: Examples
+    probabilities: NDArray[np.floating]
 
     def save(self, folder: Path) -> None:
         """Write the head, its model card and its ROC curves into ``folder``."""
         shares = {"positive": "acceptable tokens committed", "others": "unacceptable tokens committed"}
-        save_with_roc(self.head, folder, self.curves, **shares)
+        curve = Curve(f"λ = {self.head.config.ratio:g}", self.examples, self.probabilities)
+        save_with_roc(self.head, folder, [curve], **shares)
 
 
 def train_verifier(
     ratios: Ratios,
     origin: Origin,
     settings: VerifierSettings = VerifierSettings(),
-    *,
-    curve_ratios: Sequence[float] = RATIOS,
 ) -> TrainedVerifier:
     """Train a verifier head: a standardisation and a logistic regression, folded into one weight and one bias.
 
@@ -86,16 +78,6 @@ def train_verifier(
     choices = {at: [at] for at in settings.positions}
     position, crossed, states = best_state(choices, settings.strengths, examples, seed=seed)
     scores = crossed.probabilities
-    by_ratio = {settings.ratio: (examples, scores)}
-    for ratio in curve_ratios:
-        if ratio not in by_ratio:
-            labelled = ratios.labelled(ratio)
-            with suppress(LossyValueError):  # too few prompts have a class
-                folds = folds_of(labelled, seed=seed)
-                own = cross([crossed.strength], [position], labelled, folds)
-                by_ratio[ratio] = labelled, own.probabilities
-    known = sorted(by_ratio.items())
-    curves = tuple(Curve(f"λ = {ratio:g}", *each, color=f"C{i}") for i, (ratio, each) in enumerate(known))
     final = crossed.final(examples)
 
     def threshold_for(recall: float) -> float:
@@ -109,12 +91,7 @@ def train_verifier(
         **area_of(examples, scores, seed=seed),
         **{"train_auc": auc_of(examples, fitted), "tpr": tpr, "fpr": fpr},
         **states,
-        **{f"auc_lambda_{ratio:g}": auc_of(*each) for ratio, each in known},
     }
-    for kind in np.unique(ratios.kinds):
-        inside = ratios.kinds == kind
-        if both_classes(examples.labels[inside]):
-            metrics[f"auc_after_{kind}"] = auc_of(examples.only(()).where(inside), scores[inside])
     scaler, found = final[0], final[-1]
     weight, bias = fold(scaler.mean_, scaler.scale_, found.coef_, found.intercept_)
     config = VerifierConfig(
@@ -127,4 +104,4 @@ def train_verifier(
         metrics={**metrics, **examples.counts()},
         **origin.config_fields(asdict(settings)),
     )
-    return TrainedVerifier(VerifierHead(config, weight, bias), curves)
+    return TrainedVerifier(VerifierHead(config, weight, bias), examples, scores)

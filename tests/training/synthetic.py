@@ -16,7 +16,6 @@ TARGET_SIZE, DRAFT_SIZE = 6, 4
 TARGET = ModelIdentity("org/large", "abc", "LlamaForCausalLM", TARGET_SIZE, 100, (1.0, 2.0))
 DRAFT = ModelIdentity("org/small", None, "LlamaForCausalLM", DRAFT_SIZE, 100)
 ORIGIN = Origin(TARGET, DRAFT, "arithmetic")
-KINDS = ("prompt", "draft", "target", "interleaved")
 # How much each state knows of the label.
 SIGNAL = {"target_previous": 0.5, "target_draft": 2.0, "draft_previous": 0.3, "draft_draft": 1.0}
 
@@ -50,7 +49,7 @@ def ratios(prompts: int = 120, tokens: int = 5, seed: int = 0) -> Ratios:
         state[:, 1] = 100 * (signal + noise * rng.normal(size=n))
         states[position] = state.astype(np.float32)
     q = rng.uniform(0.05, 0.3, size=n)
-    return Ratios(states, q * np.exp(-0.4 * signal), q, np.repeat(np.arange(prompts), tokens), np.resize(KINDS, n))
+    return Ratios(states, q * np.exp(-0.4 * signal), q, np.repeat(np.arange(prompts), tokens))
 
 
 def write_judged(folder: Path, examples: Examples, **manifest: Any) -> Path:
@@ -70,7 +69,7 @@ def write_judged(folder: Path, examples: Examples, **manifest: Any) -> Path:
 def write_ratios(folder: Path, data: Ratios, **manifest: Any) -> Path:
     n = len(data.p)
     tokens = {
-        "kind": np.array([KINDS.index(kind) for kind in data.kinds], dtype=np.int8),
+        "kind": np.zeros(n, dtype=np.int8),
         "index": np.arange(n),
         "token": np.full(n, 5),
         "p": data.p.astype(np.float32),
