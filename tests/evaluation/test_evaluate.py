@@ -126,7 +126,7 @@ def test_a_repeated_answer_is_one_record_with_the_seconds_of_each_repeat(evaluat
 
 def test_prompts_without_a_task_are_only_timed(evaluation, tmp_path):
     timed = replace(evaluation, limit=2, measure=None)
-    result = timed.complete(tmp_path, lambda items, **_: items)
+    result = timed.complete(tmp_path)
     assert {answer.score for answer in result.answers} == {None}
     assert {row.score for row in result.modes.values()} == {None}
     assert "score" not in repr(result)
