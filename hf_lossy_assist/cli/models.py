@@ -63,7 +63,7 @@ class LoadedModels:
     target: PreTrainedModel | None  # None if it is behind an API only
     draft: PreTrainedModel | StateHead | None
     tokenizer: PreTrainedTokenizerBase
-    task: Task = field(default_factory=lambda: PromptList(STORY_OPENINGS))
+    task: Task
     heads: Mapping[str, Head] = field(default_factory=dict)  # by the rule that uses them
     draft_tokenizer: PreTrainedTokenizerBase | None = None  # if the draft has its own
 
@@ -81,13 +81,10 @@ class LoadedModels:
         """Return whether a response answers a problem of the task."""
         return self.task.correct(example, self.tokenizer.decode(tokens, skip_special_tokens=True))
 
-    def encode(self, examples: Sequence[Example]) -> list[list[int]]:
-        """Return every prompt's token ids, in the chat template if the tokenizer has one."""
-        return [self.task.encode(example, self.tokenizer) for example in examples]
-
     def read(self, prompt: str, *, as_question: bool) -> list[int]:
         """Return one prompt's token ids: a text to continue, or a question to a chat model."""
-        return self.encode([Example(prompt, "")])[0] if as_question else self.tokenizer(prompt)["input_ids"]
+        asked = self.task.encode(Example(prompt, ""), self.tokenizer) if as_question else None
+        return self.tokenizer(prompt)["input_ids"] if asked is None else asked
 
 
 @dataclass(frozen=True)
@@ -166,7 +163,7 @@ class Setup:
         heads, task, named = self.heads, self.task, self.models
         if task is not None and self.prompts.loaded is None:
             task.examples(self.chosen_split or task.splits[0], 1)
-        loaded = self._load(task)
+        loaded = self._load(task or PromptList(STORY_OPENINGS))
         if named.draft_dtype is not None and loaded.draft is not None:
             loaded = replace(loaded, draft=quantize_draft(loaded.draft, named.draft_dtype))
         if named.prepack:
@@ -176,7 +173,7 @@ class Setup:
             loaded = replace(loaded, draft=mtp_of(loaded.target))
         return replace(loaded, heads={**loaded.heads, **heads})
 
-    def _load(self, task: Task | None) -> LoadedModels:
+    def _load(self, task: Task) -> LoadedModels:
         named = self.models
         device, assistant = (
             named.device or default_device(),
@@ -187,7 +184,7 @@ class Setup:
                 None if named.model is None else load_model("--model", named.model, named.dtype, device),
                 None if assistant is None else load_draft("--assistant", assistant, named.dtype, device),
                 pretrained("--model", named.model or assistant, AutoTokenizer),
-                task or PromptList(STORY_OPENINGS),
+                task,
                 draft_tokenizer=self._draft_tokenizer(),
             )
         one = "cpu" if device == "auto" else device
@@ -202,7 +199,6 @@ class Setup:
             tokenizer = self._draft_tokenizer()
         if not self.has_draft:
             draft = None
-        task = task or pair.task or PromptList(STORY_OPENINGS)
         return LoadedModels(pair.target, draft, pair.tokenizer, task, heads, draft_tokenizer=tokenizer)
 
     def _draft_tokenizer(self) -> PreTrainedTokenizerBase | None:

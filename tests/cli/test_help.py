@@ -6,10 +6,11 @@ import inspect
 import subprocess
 import sys
 from dataclasses import fields
+from itertools import chain
 
 import pytest
 
-from hf_lossy_assist import __version__, advise, evaluate, pairs
+from hf_lossy_assist import __version__, evaluate, pairs
 from hf_lossy_assist.cli import app, options
 from tests.cli.running import invoke
 
@@ -70,19 +71,16 @@ def test_help_fits_80_columns_and_has_every_option_with_words(name: str):
         assert joined(argument.parameter.help) in joined(shown)
 
 
-def test_no_option_is_another_s_beginning_of_a_group():
-    groups = (options.ModelsWithHeads, options.Prompts, options.Drafting, options.Measuring)
-    names = [each.name for group in groups for each in fields(group)]
-    assert len(names) == len({*names})
+GROUPS = (options.ModelsWithHeads, options.Prompts, options.Drafting, options.Measuring)
+OF_COMMANDS = {"data", "engine", "prompt_lookup", "sample", "vllm_python"}
+"""What Python gives by other arguments, or by objects."""
 
 
-@pytest.mark.parametrize("function", [evaluate, advise])
-def test_options_have_the_names_of_the_python_api(function):
-    """But for what says how models are loaded, and in what form tasks and drafts are given."""
-    mine = {"prompt_lookup", "task", "data", "sample", "engine", "vllm_python"}
-    named = {each.name for group in (options.Prompts, options.Decoding, options.Measuring) for each in fields(group)}
-    known = {*inspect.signature(evaluate).parameters, *inspect.signature(advise).parameters}
-    assert named - mine <= known
+def test_groups_share_no_option_and_have_the_names_of_the_python_api():
+    loading, *others = ([each.name for each in fields(group)] for group in GROUPS)
+    named = [*chain(*others)]
+    assert len({*loading, *named}) == len(loading) + len(named)
+    assert {*named} - OF_COMMANDS <= {*inspect.signature(evaluate).parameters}
 
 
 def test_the_pairs_are_those_of_the_package():
