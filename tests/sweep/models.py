@@ -132,10 +132,8 @@ def small(kind: type[PretrainedConfig], more: Mapping[str, Any]) -> PretrainedCo
     if "kv_lora_rank" in given:
         given["num_key_value_heads"] = given["num_attention_heads"]  # heads share what is compressed, not keys
     kinds = list(dict.fromkeys(getattr(full, "layer_types", None) or ()))
-    derived = isinstance(getattr(kind, "layer_types", None), property)
-    if (
-        not derived and 1 < len(kinds) < 5 and "num_hidden_layers" not in more
-    ):  # the first two layers are often of one kind
+    settable = not isinstance(getattr(kind, "layer_types", None), property)
+    if settable and 1 < len(kinds) < 5 and "num_hidden_layers" not in more:  # the first two are often of one kind
         given |= {"layer_types": kinds, "num_hidden_layers": len(kinds)}
     for name in getattr(kind, "sub_configs", {}):
         part = getattr(full, name, None)
