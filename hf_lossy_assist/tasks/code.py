@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import re
 import textwrap
-import threading
 import warnings
 from dataclasses import dataclass
 from functools import cached_property
@@ -23,8 +22,6 @@ _CHAT = "Complete the following Python function. Give the whole function in one 
 # A function ends where something else begins in the first column (stop sequences of HumanEval and of chat models).
 _STOP = re.compile(r"\n(?=class\b|def\b|async def\b|@|#|if\b|print\b|assert\b|import\b|from\b|```|<\|)")
 _FENCED = re.compile(r"^[ \t]*```[^\n]*\n(.*?)(?:^[ \t]*```|\Z)", re.DOTALL | re.MULTILINE)
-# Warning filters belong to the process, and mining asks for answers in several threads.
-_filters = threading.Lock()
 _CODE_LINE = re.compile(r"(?:def|async def|class|import|from|@)\s*\w")
 
 
@@ -180,7 +177,7 @@ def _longest_program(text: str) -> str:
 
 
 def _parses(code: str) -> bool:
-    with _filters, warnings.catch_warnings():
+    with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # odd escapes in strings run all the same
         try:
             ast.parse(code)

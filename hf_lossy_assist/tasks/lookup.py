@@ -21,7 +21,6 @@ SHIPPED = {
     "prompts": f"{__package__}.plain_prompts:Prompts",
     "refusals": f"{__package__}.refusals:Refusals",
     "spec-bench": f"{__package__}.plain_prompts:SpecBench",
-    "speed-bench": f"{__package__}.plain_prompts:SpeedBench",
 }
 _TEXT = ("str", "str | None", str, str | None)
 

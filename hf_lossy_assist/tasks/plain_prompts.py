@@ -8,14 +8,12 @@ from itertools import chain, zip_longest
 from pathlib import Path
 from typing import Any
 
-from ..errors import LossyValueError, need, warn
+from ..errors import LossyValueError
 from ..store.folder import kind_of, read_text
-from ..values import check_name, from_json
-from .task import Example, Task, from_hub, prompt_of, read_jsonl, split_of
+from ..values import from_json
+from .task import Example, Task, prompt_of, read_jsonl, split_of
 
 _MT_BENCH = ("writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities")
-_MASKED = "FULL BENCHMARK DATA SHOULD BE FETCHED"
-_SETS = ("qualitative", *(f"throughput_{n}k" for n in (1, 2, 8, 16, 32)))
 
 
 class Prompts(Task):
@@ -133,50 +131,6 @@ class SpecBench(Prompts):
         rows = read_jsonl(data, ("category",))
         named = ("mt_bench" if row["category"] in _MT_BENCH else row["category"] for row in rows)
         self._by_split = {"test": _in_turn(zip(named, map(prompt_of, rows), strict=True), category, data)}
-
-
-class SpeedBench(SpecBench):
-    """SPEED-Bench (NVIDIA, arXiv:2604.09557): prompts in eleven categories, or of 1k to 32k tokens in three.
-
-    As :class:`SpecBench`. The published files mask many prompts, which have to be fetched from their sources by
-    NVIDIA's own ``specdec_bench``; masked ones are left out, with a warning.
-
-    Parameters
-    ----------
-    data
-        A file of the published format, ``.parquet`` or ``.jsonl``, whose rows have ``category`` and ``turns``. Without
-        it, ``nvidia/SPEED-Bench`` of the Hub.
-    config
-        Which of the Hub's sets: ``qualitative``, or ``throughput_1k``, ``_2k``, ``_8k``, ``_16k``, ``_32k``.
-    category
-        Keeps only this category: ``coding``, say, or ``low_entropy`` of a throughput set.
-    """
-
-    name = "speed-bench"
-
-    def __init__(self, data: str | None = None, config: str = "qualitative", category: str | None = None) -> None:
-        check_name("config", config, _SETS)
-        source = data or f"nvidia/SPEED-Bench, {config}"
-        rows = list(from_hub("nvidia/SPEED-Bench", config, "test") if data is None else _rows(data))
-        whole = [(row.get("category"), prompt_of(row)) for row in rows]
-        known = [(name, text) for name, text in whole if isinstance(text, str) and not text.startswith(_MASKED)]
-        if len(known) < len(rows):
-            warn(
-                f"{len(rows) - len(known)} of the {len(rows)} prompts of {source} are masked, and left out. NVIDIA's "
-                "`specdec_bench` (Model-Optimizer) fetches them: pass the file that it writes as `data`"
-            )
-        self._by_split = {"test": _in_turn(known, category, source)}
-
-
-def _rows(data: str) -> Iterable[Any]:
-    if Path(data).suffix != ".parquet":
-        return read_jsonl(data, ("category",))
-    if not Path(data).is_file():
-        raise LossyValueError(f"`data` has to be an existing file, but there is none at {data!r}")
-    need("lab", "a .parquet file")
-    from pyarrow.parquet import read_table  # of the package datasets
-
-    return read_table(data, columns=["category", "turns"]).to_pylist()
 
 
 def _in_turn(rows: Iterable[tuple[Any, Any]], category: str | None, source: str) -> list[Example]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import json
 import sys
-import threading
 import warnings
 
 import pytest
@@ -148,21 +147,6 @@ def test_a_program_runs_once_for_each_problem(task, monkeypatch):
     assert len(runs) == 2
     assert all(sandbox is task.sandbox for sandbox, *_ in runs)
     assert runs[0][2:] == ("mean", MEAN["test"] + "\n\ncheck(mean)\n", WHOLE)
-
-
-def test_programs_can_run_in_several_threads(task):
-    [example] = task.examples("test", 1)
-    responses = [f"    return sum(xs) / len(xs) + {i % 2}\n" + " " * i for i in range(6)]
-    answers: dict[int, str | None] = {}
-    threads = [
-        threading.Thread(target=lambda i=i: answers.__setitem__(i, task.answer(example, responses[i])))
-        for i in range(len(responses))
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert answers == {i: "failed" if i % 2 else "passed" for i in range(6)}
 
 
 def test_the_sandbox_has_options(tmp_path, sandbox_options):
