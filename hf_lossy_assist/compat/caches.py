@@ -207,7 +207,9 @@ def stop_recording(cache: Cache, recorded: Sequence[bool | None] = ()) -> None:
 def rollback(cache: Cache, tokens: int) -> None:
     """Forget the last ``tokens`` tokens. Call it with 0 too: recording layers then shrink to their window."""
     if tokens > 0 or cache.get_seq_length() > 0:
-        text_cache(cache).crop(-tokens)
+        for layer in text_cache(cache).layers:
+            if type(layer) is not DynamicLayer or layer.is_initialized:  # 5.18 can't crop a layer that holds nothing
+                layer.crop(-tokens)
 
 
 def obstacle_in_cache(model: PreTrainedModel, cache: Any) -> str | None:
