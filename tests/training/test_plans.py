@@ -101,13 +101,6 @@ def test_task_data_that_changed_are_refused(tmp_path: Path):
     assert "data_sha256" not in named.record()["settings"]
 
 
-def test_a_file_is_no_folder(tmp_path: Path):
-    (tmp_path / "file").write_text("")
-    for out in (tmp_path / "file", tmp_path / "file" / "below"):
-        with pytest.raises(LossyValueError, match="`out` has to be a place to write to"):
-            open_run(out, PLAN, {})
-
-
 BROKEN = {
     "no runs": lambda m: m.pop("runs"),
     "runs": lambda m: m.update(runs="x"),
@@ -118,26 +111,18 @@ BROKEN = {
     "target": lambda m: m.update(target=[1]),
     "nothing": lambda m: m.clear(),
 }
-NONE = {
-    "empty": b"", "another encoding": b"\xff\xfe", "deep": b"[" * 100_000, "long": b"1" * 10_000, "null": b"null",
-    "cut off": b"{", "a list": b"[]", "of something else": b'{"a": 1}',
-}  # fmt: skip
 
 
-@pytest.mark.parametrize("name", [*BROKEN, *NONE])
+@pytest.mark.parametrize("name", [*BROKEN, "cut off"])
 def test_broken_manifests(name: str, tmp_path: Path):
     open_run(tmp_path, PLAN, {})
     path = tmp_path / "manifest.json"
-    if name in BROKEN:
-        manifest = json.loads(path.read_text())
-        BROKEN[name](manifest)
-        path.write_text(json.dumps(manifest))
-    else:
-        path.write_bytes(NONE[name])
-        with pytest.raises(LossyValueError, match=r"manifest\.json"):
-            load_mined(tmp_path)
+    manifest = json.loads(path.read_text())
+    BROKEN.get(name, lambda m: None)(manifest)
+    path.write_text(json.dumps(manifest)[: -1 if name == "cut off" else None])
     content = path.read_bytes()
-    with pytest.raises(LossyValueError, match=r"manifest\.json") as caught:
-        open_run(tmp_path, PLAN, {})
-    assert str(tmp_path) in str(caught.value)
+    for attempt in (lambda: open_run(tmp_path, PLAN, {}), lambda: load_mined(tmp_path)):
+        with pytest.raises(LossyValueError, match=r"manifest\.json") as caught:
+            attempt()
+        assert str(tmp_path) in str(caught.value)
     assert path.read_bytes() == content

@@ -96,7 +96,7 @@ def test_one_class_is_no_data():
         train_verifier(replace(data, p=0 * data.q), ORIGIN)
 
 
-def test_states_that_are_not_finite():
+def test_a_state_that_is_not_read_may_be_broken():
     data = ratios(prompts=40)
     data.states["previous"][7] = np.nan
     with pytest.raises(LossyValueError, match="'previous' has NaN or infinite values in 1 of 200"):
