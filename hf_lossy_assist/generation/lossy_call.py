@@ -169,9 +169,10 @@ class LossyCall:
         if apart:
             check_row_by_row(self.config.rule.name, call)
             warn_once(
-                f"the {call.batch} rows of the batch are decoded one after another, which takes as long as calls for "
-                "single prompts: an encoder, a recurrent state or positions by column keep rows from moving when they "
-                "fall behind, and some drafters follow one text; plain batches may be faster"
+                f"the rows of a batch are decoded one after another with {type(self.model).__name__} and its drafter, "
+                "which takes as long as calls for single prompts: an encoder, a recurrent state or positions by column "
+                "keep rows from moving when they fall behind, and some drafters follow one text; plain batches may be "
+                "faster"
             )
         if len(processors) < len(logits_processor):
             compat.observe(logits_processor, self.model, call.ids, call.inputs)
