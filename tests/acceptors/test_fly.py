@@ -64,11 +64,6 @@ def test_every_round_ends_where_the_paper_ends_it(window: int, theta: float, k: 
     assert (lossy > 20) == (window < n), "the laws are of a kind that the window matters for"
 
 
-def test_a_window_longer_than_the_draft_is_lossless():
-    v = verification(200, 5, False)
-    assert torch.equal(Fly(window=6, theta=0.0).keep(v), v.lossless)
-
-
 @pytest.mark.parametrize(
     ("longest", "warns"),
     [

@@ -7,16 +7,11 @@ from collections.abc import Iterator
 import pytest
 import torch
 from transformers import (
-    LogitsProcessor,
-    LogitsProcessorList,
-    MinLengthLogitsProcessor,
-    NoRepeatNGramLogitsProcessor,
-    RepetitionPenaltyLogitsProcessor,
-    TemperatureLogitsWarper,
+    PrefixConstrainedLogitsProcessor,
 )
 
 from hf_lossy_assist.core.texts import RowShift, Texts
-from hf_lossy_assist.models.processing import RowAlignedProcessors, RowProcessor, row_aligned
+from hf_lossy_assist.models.processing import RowProcessor
 from tests.decoding.fixtures import PAD, Round, between, longer, random_round, random_tokens, rectangle
 from tests.tiny_models import VOCAB
 
@@ -142,47 +137,8 @@ def test_values_of_any_kind_move(shift: RowShift):
     assert shift.moved(shared, -1).tolist() == shift.moved(shared.expand(4, -1), -1).tolist()
 
 
-class ByNumber(LogitsProcessor):
-    """Looks at the row's number, the whole text and its length."""
-
-    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        return torch.stack([alone(row, text, scores[row]) for row, text in enumerate(input_ids)])
-
-
-def alone(row: int, text: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-    forbidden = torch.arange(VOCAB) % 5 == (int(text.sum()) + 3 * len(text) + row) % 5
-    return scores.masked_fill(forbidden, -torch.inf)
-
-
-@pytest.mark.parametrize("seed", range(8))
-def test_processors_that_know_a_row_s_number_see_its_text(seed: int):
-    for layout, texts, ids in grown(seed):
-        scores = torch.randn(len(ids), VOCAB, generator=torch.Generator().manual_seed(seed))
-        found = RowAlignedProcessors(LogitsProcessorList([ByNumber()]), layout)(ids, scores.clone())
-        for i, (row, text) in enumerate(texts.going_on.items()):
-            assert found[i].equal(alone(row, torch.tensor(text), scores[i]))
-
-
-@pytest.mark.parametrize("seed", range(8))
-def test_processors_that_treat_rows_alike_give_each_what_it_gets_alone(seed: int):
-    processors = LogitsProcessorList([MinLengthLogitsProcessor(9, 2, device="cpu"), NoRepeatNGramLogitsProcessor(1)])
-    for layout, texts, ids in grown(seed):
-        scores = torch.randn(len(ids), VOCAB, generator=torch.Generator().manual_seed(seed))
-        found = RowAlignedProcessors(processors, layout)(ids, scores.clone())
-        for i, text in enumerate(texts.going_on.values()):
-            assert found[i : i + 1].equal(processors(torch.tensor([text]), scores[i : i + 1].clone()))
-
-
 def test_one_row_of_a_batch_keeps_its_number():
-    text, scores = torch.tensor([[5, 6, 7]]), torch.randn(1, VOCAB)
+    processor = PrefixConstrainedLogitsProcessor(lambda row, text: [len(text) + row], 1)
     for row in range(4):
-        found = RowProcessor(ByNumber(), row, 4)(text, scores.clone())
-        assert found.equal(alone(row, text[0], scores[0])[None])
-
-
-def test_processors_that_look_at_no_text_stay_as_they_are():
-    layout = Texts(torch.zeros(2, 3, dtype=torch.long), PAD)
-    warpers = LogitsProcessorList([TemperatureLogitsWarper(0.5)])
-    assert row_aligned(warpers, layout) is warpers
-    (aligned,) = row_aligned(LogitsProcessorList([*warpers, RepetitionPenaltyLogitsProcessor(1.2)]), layout)
-    assert isinstance(aligned, RowAlignedProcessors)
+        found = RowProcessor(processor, row, 4)(torch.tensor([[5, 6, 7]]), torch.zeros(1, VOCAB))
+        assert found.isfinite().nonzero().tolist() == [[0, 3 + row]]

@@ -177,7 +177,10 @@ DRAFTING = {
     "sampling": {"do_sample": True, "lossy_config": {"seed": 3}},
     "sprinter": {"lossy_mode": "sprinter"},
 }
-NARROWED = {"except": {"scope": {"except": [[22, 26], [45, 45]]}}, "quotes": {"strict_on_quotes": 1}}
+NARROWED = {
+    "except": {"scope": {"except": [[22, 26], [45, 45]]}}, "quotes": {"strict_on_quotes": 1},
+    "within": {"scope": {"start": 3, "end": [63]}},
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("narrowed", NARROWED)
@@ -200,17 +203,6 @@ def test_no_call_is_lossy_where_it_must_not_be(drafting: str, narrowed: str):
     assert count > 0
 
 
-def test_only_the_marked_part_is_lossy():
-    plain = tiny().generate(input_ids=prompt(), **GREEDY).sequences[0, 7:].tolist()
-    start, end = plain[5], 63
-    out = run({"scope": {"start": start, "end": [end]}})
-    ids = out.sequences[0].tolist()
-    inside = naive_inside(ids, [start], [end])
-    for i, mark in enumerate(lossy(out), start=7):
-        assert not mark or (inside[i - 1] and ids[i] != end)
-    assert any(lossy(out))
-
-
 def test_thinking_in_a_prompt_counts_and_needs_a_tokenizer():
     pair = pairs.load("arithmetic")
     tokenizer = pair.tokenizer
@@ -227,9 +219,7 @@ def test_thinking_in_a_prompt_counts_and_needs_a_tokenizer():
         pair.target.generate(**kwargs, lossy_config={"scope": scope})
 
 
-@pytest.mark.parametrize(
-    "config", [{"strict_first_n": 9}, {"budget": 0.1}, {"scope": {"start": 33, "end": 8}}, *NARROWED.values()], ids=str
-)
+@pytest.mark.parametrize("config", [{"strict_first_n": 9}, {"budget": 0.1}, *NARROWED.values()], ids=str)
 def test_the_hook_has_the_same_limits(config: dict):
     target = tiny()
     draft = noisy_copy(target, 0.1)

@@ -7,14 +7,9 @@ from typing import Any
 import pytest
 import torch
 from transformers import (
-    EosTokenCriteria,
-    GenerationConfig,
-    MaxLengthCriteria,
     StoppingCriteria,
-    StoppingCriteriaList,
 )
 
-from hf_lossy_assist.decoding.progress import Progress
 from tests.encoder_decoders import made
 from tests.tiny_models import VOCAB, noisy_copy, tiny
 
@@ -157,40 +152,3 @@ def test_the_same_where_rows_are_decoded_one_by_one(name: str):
             )
         )
     assert texts[0].tolist() == texts[1].tolist()
-
-
-def stopping(batch: int, *criteria: StoppingCriteria, max_length: int = 100, eos: int | None = 2) -> Progress:
-    known = [MaxLengthCriteria(max_length)] + ([] if eos is None else [EosTokenCriteria(eos)])
-    config = GenerationConfig(max_length=max_length)
-    return Progress(config, StoppingCriteriaList([*known, *criteria]), torch.zeros(batch, 4, dtype=torch.long))
-
-
-def test_rows_that_are_ahead_wait_for_their_verdict_and_are_cut_back():
-    criterion = Uneven([3, 9, 5])
-    texts = stopping(3, criterion)
-    assert texts.commit([0, 1, 2], [[7, 8], [7, 8, 9, 10], [7]]) == [2, 4, 1]
-    assert len(criterion.shown) == 1, "the last row has one token"
-    assert texts.commit([2], [[8, 9, 10, 11]]) == [4]
-    assert len(criterion.shown) == 2
-    assert texts.commit([0], [[9, 10]]) == [1], "its third token is its last"
-    assert texts.ended == [True, False, False]
-    assert len(criterion.shown) == 4
-    assert criterion.shown[-1][0].tolist()[4:] == [7, 8, 9, 0], "padded after its end"
-    assert texts.commit([1], [[11, 12]]) == [2]
-    assert texts.generated == [3, 6, 5]
-    assert texts.ended == [True, False, True]
-
-
-def test_a_row_that_has_ended_takes_no_more():
-    texts = stopping(2)
-    assert texts.commit([0, 1], [[5, 2, 6], [5, 6]]) == [2, 2]
-    assert texts.ended == [True, False]
-    assert texts.commit([0, 1], [[5], [5]]) == [0, 1]
-    assert texts.remaining([1]) == [100 - 4 - 3]
-
-
-def test_length_and_end_are_the_first_of_both():
-    for length, expected in ((7, 3), (9, 4), (8, 4)):
-        texts = stopping(1, max_length=length)
-        assert texts.commit([0], [[9, 9, 9, 2, 9, 9]]) == [expected]
-        assert texts.ended == [True]

@@ -65,14 +65,15 @@ def test_every_family_writes_plain_texts_or_is_refused_by_name(name: str):
     handle.remove()
 
 
+@pytest.mark.parametrize("shape", [TREE, None], ids=["trees", "chains"])
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_rows_of_a_batch_are_plain_ones_and_so_is_what_is_recorded(architecture: str):
+def test_rows_of_a_batch_are_plain_ones_and_so_is_what_is_recorded(architecture: str, shape: dict | None):
     target = tiny(architecture)
     target.set_attn_implementation("eager")
     draft = noisy_copy(target, 0.01)
     kwargs = GREEDY | {"eos_token_id": [5, 9], "repetition_penalty": 1.1, **padded()}
     kwargs |= dict.fromkeys(("output_scores", "output_hidden_states", "output_attentions"), True)
-    plain, ours = target.generate(**kwargs), trees(target, draft, **kwargs)
+    plain, ours = target.generate(**kwargs), trees(target, draft, shape, **kwargs)
     assert_same_rows(ours.sequences, plain)
     assert len(lengths_of(ours)) > 1
     mask = padded()["attention_mask"]

@@ -7,9 +7,10 @@ import torch
 from transformers import DynamicCache, DynamicLayer, StaticCache
 from transformers.cache_utils import DynamicSlidingWindowLayer
 
-from hf_lossy_assist.compat import CACHE, ready_for_rollback, recording
+from hf_lossy_assist.compat import CACHE, PlainForwardInputs, ready_for_rollback, recording
 from hf_lossy_assist.core.texts import Texts
 from hf_lossy_assist.models.cache_rows import movable, move_cache
+from hf_lossy_assist.models.runner import DynamicCacheRunner
 from tests.decoding.fixtures import PAD, longer, random_round, random_tokens, rectangle
 from tests.models.references import TOLERANCE, assert_last_logits, inputs_of, states_of
 from tests.tiny_models import tiny
@@ -68,3 +69,15 @@ def test_which_caches_can_be_moved():
     assert movable(DynamicCache(config=model.config))
     assert movable(DynamicCache(config=tiny("llama").config))
     assert not movable(StaticCache(config=tiny("llama").config, max_cache_len=16))
+
+
+@torch.no_grad()
+def test_positions_that_only_fill_up_stay_inside_the_model():
+    model, text = tiny("gpt2"), random_tokens(5, torch.Generator().manual_seed(0))
+    carried = {**inputs_of([text] * 2), CACHE: DynamicCache(), "use_cache": True, "logits_to_keep": 1}
+    forwards = DynamicCacheRunner(PlainForwardInputs(model), carried, 5, last_position=torch.tensor([[5]]))
+    seen = []
+    model.register_forward_pre_hook(lambda _, args, kwargs: seen.append(kwargs["position_ids"]), with_kwargs=True)
+    with forwards.in_use():
+        forwards.run(torch.tensor([[*text, 3, 4, 5]] * 2), 1)
+    assert seen[0].tolist() == [[0, 1, 2, 3, 4, 5, 5, 5]] * 2

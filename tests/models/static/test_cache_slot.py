@@ -8,6 +8,7 @@ from transformers import PreTrainedModel, StaticCache
 
 from hf_lossy_assist.compat import CACHE
 from hf_lossy_assist.models.static.cache_slot import StaticCacheSlot, give_back, new_static_cache, rewinds, take_slot
+from hf_lossy_assist.models.static.runner import StaticCacheRunner
 from tests.tiny_models import prompt, tiny
 
 
@@ -52,3 +53,13 @@ def test_a_longer_cache_is_lent_again_but_not_a_much_longer_one(target):
     assert take_slot(target, 60) is not long
     assert take_slot(target, 400) is long
     assert take_slot(target, 400).capacity == 512
+
+
+def test_a_cache_goes_back_to_the_pool_unless_it_is_the_caller_s():
+    model = tiny()
+    for keeps in (False, True):
+        forwards = StaticCacheRunner(model, take_slot(model, 64), {})
+        forwards.keeps_cache = keeps
+        with forwards.in_use():
+            pass
+        assert (take_slot(model, 64) is forwards.slot) != keeps

@@ -8,9 +8,7 @@ import pytest
 import torch
 from transformers import CompileConfig, StaticCache
 
-from hf_lossy_assist import last_stats
 from hf_lossy_assist.compat import CACHE
-from tests.eagle3_heads import trained_pair
 from tests.parity import assert_same_rows
 from tests.tiny_models import noisy_copy, padded, prompt, tiny
 
@@ -60,39 +58,7 @@ def test_equal_to_the_eager_loop(llamas, case, inputs):
     assert torch.equal(eager, compiled)
 
 
-@pytest.mark.parametrize(("architecture", "rows"), [("mistral", 1), ("gpt2", 1), ("gemma3", 3)])
-def test_equal_in_every_architecture(architecture, rows):
-    """Sliding windows shorter than the text, learned positions, soft-capping, two kinds of layers."""
-    eager, compiled = both(
-        tiny(architecture),
-        None,
-        ids=torch.cat([prompt(6, seed=row).repeat(1, 3) for row in range(rows)]),
-        prompt_lookup_num_tokens=5,
-        lossy_mode="dropmatch",
-        config={"criterion": "naive"},
-    )
-    assert torch.equal(eager, compiled)
-
-
 TREE = {"depth": 4, "top_k": 3, "nodes": 12}
-
-
-@pytest.mark.parametrize(
-    ("head", "tree", "inputs"),
-    [
-        (False, TREE, padded()),
-        (True, None, padded() | {"num_assistant_tokens": 3}),
-        (True, TREE, padded()),
-    ],
-)
-def test_trees_and_eagle3(head, tree, inputs):
-    pair = trained_pair("llama") if head else (tiny("llama"), noisy_copy(tiny("llama")))
-    config = {} if tree is None else {"tree": tree}
-    with warnings.catch_warnings():
-        warnings.filterwarnings("error", message=".*no effect")
-        eager, compiled = both(*pair, config=config, backend="aot_eager", **inputs)
-    assert torch.equal(eager, compiled)
-    assert last_stats(pair[0]).accepted > 0
 
 
 def test_scores_logits_and_streamer(llamas):
@@ -100,19 +66,6 @@ def test_scores_logits_and_streamer(llamas):
     assert torch.equal(eager.sequences, compiled.sequences)
     for name in ("scores", "logits"):
         torch.testing.assert_close(torch.stack(getattr(eager, name)), torch.stack(getattr(compiled, name)))
-
-
-def test_the_returned_cache_goes_on(llamas):
-    """The cache belongs to the caller then, and holds what the sequence's last token has not been read into."""
-    target = llamas[0]
-    eager, compiled = both(*llamas, return_dict_in_generate=True)
-    assert int(getattr(compiled, CACHE).get_seq_length()) == getattr(eager, CACHE).get_seq_length()
-    _, again = both(*llamas)
-    assert torch.equal(again, compiled.sequences)  # a later call has not written to it, and the next shows that
-    with torch.no_grad():
-        cached = getattr(compiled, CACHE).layers[0].keys[:, :, : getattr(eager, CACHE).get_seq_length()]
-    torch.testing.assert_close(cached, getattr(eager, CACHE).layers[0].keys)
-    assert target.generation_config.cache_implementation is None
 
 
 @pytest.mark.parametrize(
