@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
-
 import numpy as np
 import pytest
 import torch
@@ -43,11 +41,9 @@ def test_sampling_law_equals_stock():
     p, q = torch.randn(1, n + 1, vocabulary, generator=generator), torch.randn(1, n, vocabulary, generator=generator)
     table = np.zeros((2, n + 1, vocabulary))
     torch.manual_seed(1)
-    expected = inspect.signature(_speculative_sampling).parameters
-    older = {"is_done_candidate": False} if "is_done_candidate" in expected else {}
     draws = torch.multinomial(q[0].softmax(-1), rounds, replacement=True).T
     for tokens in draws[:, None]:
-        valid, matches = _speculative_sampling(tokens, q, n, p, assistant_ensemble_weight=0.5, **older)
+        valid, matches = _speculative_sampling(tokens, q, n, p, assistant_ensemble_weight=0.5)
         table[0, int(matches), int(valid[0, -1])] += 1
     v = Verification(
         tokens=draws,

@@ -7,11 +7,12 @@ from collections.abc import Iterator
 import pytest
 import torch
 from transformers import (
-    PrefixConstrainedLogitsProcessor,
+    LogitsProcessor,
+    LogitsProcessorList,
 )
 
 from hf_lossy_assist.core.texts import RowShift, Texts
-from hf_lossy_assist.models.processing import RowProcessor
+from hf_lossy_assist.models.processing import RowAlignedProcessors, RowProcessor
 from tests.decoding.fixtures import PAD, Round, between, longer, random_round, random_tokens, rectangle
 from tests.tiny_models import VOCAB
 
@@ -137,8 +138,29 @@ def test_values_of_any_kind_move(shift: RowShift):
     assert shift.moved(shared, -1).tolist() == shift.moved(shared.expand(4, -1), -1).tolist()
 
 
+class ByNumber(LogitsProcessor):
+    """Looks at the row's number, the whole text and its length."""
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        return torch.stack([alone(row, text, scores[row]) for row, text in enumerate(input_ids)])
+
+
+def alone(row: int, text: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+    forbidden = torch.arange(VOCAB) % 5 == (int(text.sum()) + 3 * len(text) + row) % 5
+    return scores.masked_fill(forbidden, -torch.inf)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_processors_that_know_a_row_s_number_see_its_text(seed: int):
+    for layout, texts, ids in grown(seed):
+        scores = torch.randn(len(ids), VOCAB, generator=torch.Generator().manual_seed(seed))
+        found = RowAlignedProcessors(LogitsProcessorList([ByNumber()]), layout)(ids, scores.clone())
+        for i, (row, text) in enumerate(texts.going_on.items()):
+            assert found[i].equal(alone(row, torch.tensor(text), scores[i]))
+
+
 def test_one_row_of_a_batch_keeps_its_number():
-    processor = PrefixConstrainedLogitsProcessor(lambda row, text: [len(text) + row], 1)
+    text, scores = torch.tensor([[5, 6, 7]]), torch.randn(1, VOCAB)
     for row in range(4):
-        found = RowProcessor(processor, row, 4)(torch.tensor([[5, 6, 7]]), torch.zeros(1, VOCAB))
-        assert found.isfinite().nonzero().tolist() == [[0, 3 + row]]
+        found = RowProcessor(ByNumber(), row, 4)(text, scores.clone())
+        assert found.equal(alone(row, text[0], scores[0])[None])

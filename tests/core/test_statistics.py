@@ -39,6 +39,8 @@ def test_what_follows_from_the_counts():
     assert (ROW.tokens_per_second, ROW.lossy_share) == (7.0, 3 / 14)
     nothing = LossyStats()
     assert (nothing.tokens, nothing.tokens_per_second, nothing.lossy_share) == (0, 0.0, 0.0)
+    assert nothing.mean_accepted == nothing.tokens_per_round == nothing.acceptance_rate == 0
+    assert nothing.runs == nothing.mean_run == nothing.target_calls_per_100_tokens == 0
 
 
 def test_a_summary_and_a_page_have_the_same_figures():

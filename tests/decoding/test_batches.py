@@ -105,11 +105,12 @@ class ForbidLast(LogitsProcessor):
     "processing",
     [
         {"logits_processor": LogitsProcessorList([ForbidLast()])},
+        {"eos_token_id": list(range(3, 12)), "logits_processor": LogitsProcessorList([ForbidLast()])},  # rows leave
         {"repetition_penalty": 1.3, "no_repeat_ngram_size": 3},
         {"min_new_tokens": 20, "eos_token_id": list(range(3, 20))},
         {"prefix_allowed_tokens_fn": lambda row, ids: [3 + (len(ids) * 7 + row) % 40, 4, 5]},
         {"exponential_decay_length_penalty": (5, 1.5), "eos_token_id": 2},
-        {"encoder_repetition_penalty": 1.5, "encoder_no_repeat_ngram_size": 2},
+        {"encoder_repetition_penalty": 1.5, "encoder_no_repeat_ngram_size": 2, "eos_token_id": list(range(3, 12))},
     ],
     ids=lambda processing: next(iter(processing)),
 )

@@ -223,13 +223,6 @@ def test_a_token_that_no_law_can_draw_is_token_0(bonus: bool):
     assert output.tolist() == [[1, NOTHING], [0, NOTHING], [2, 3 if bonus else 2]]
 
 
-def test_a_chain_s_lengths_may_stay_on_their_device():
-    lengths = torch.tensor([2, 0])
-    shape = Chain(3, lengths.device, lengths)
-    assert shape.to_the_end.tolist() == Chain(3, lengths.device, (2, 0)).to_the_end.tolist()
-    assert shape.drafted.tolist() == [[True, True, False], [False] * 3]
-
-
 def random_rows(seed: int = 0) -> tuple[Rows, torch.Tensor, torch.Tensor]:
     """Rows, p's logits, and the table of the drafts' logits, most of whose rows belong to other requests."""
     generator = torch.Generator().manual_seed(seed)
@@ -296,28 +289,6 @@ def test_the_token_after_a_whole_draft_is_drawn_from_its_own_row():
     assert (output[:, :n] == 0).all()
     share = output[:, n].bincount(minlength=3) / requests
     assert (share - p).abs().max() < 4.5 * (0.25 / requests) ** 0.5
-
-
-def test_a_draft_ends_before_a_token_that_is_forbidden():
-    rows, logits, _ = random_rows()
-    inputs = rows.inputs.clone()
-    inputs[int(rows.ends[2]) + 2] = -1  # the third request's second drafted token
-    step = replace(rows, inputs=inputs).step(logits)
-    output, decision = decided(step, TopK(k=V), [2], do_sample=True)
-    assert decision.n_accepted.tolist() == [1]
-    assert output[0, 0] == inputs[int(rows.ends[2]) + 1]
-    assert output[0, 1] >= 0
-    assert (output[0, 2:] == NOTHING).all()
-
-
-def test_limits_count_from_the_prompts_end():
-    """``strict_first_n`` refuses lossy tokens while the text is young, by positions of the rows."""
-    rows, logits, _ = random_rows()
-    step = rows.step(logits)
-    young, _ = decided(step, TopK(k=V), [0, 2, 4], strict_first_n=1000)
-    lossless, _ = decided(step, Lossless(), [0, 2, 4])
-    lossy, _ = decided(step, TopK(k=V), [0, 2, 4])
-    assert young.tolist() == lossless.tolist() != lossy.tolist()
 
 
 def test_states_belong_to_their_rows():

@@ -9,10 +9,8 @@ from transformers import CompileConfig
 
 import hf_lossy_assist
 from hf_lossy_assist import LossyVerification, last_stats
-from hf_lossy_assist.acceptors import DroppedHeads
-from hf_lossy_assist.core.distributions import Randomness
 from hf_lossy_assist.models import lm_head_hook as module
-from hf_lossy_assist.models.lm_head_hook import AGREEMENT, DROPOUTS, LMHeadHook, choose_dropout
+from hf_lossy_assist.models.lm_head_hook import AGREEMENT, DROPOUTS, choose_dropout
 from tests.agreement import agreement
 from tests.tiny_models import noisy_copy, padded, prompt, tiny
 
@@ -180,11 +178,3 @@ def test_other_forwards_see_the_same(models, chosen, gamma, config, more):
     other = target.generate(prompt(30), lossy_config={"seed": 0, **config}, **options, **more)
     assert other.tolist() == plain.tolist()
     assert_same_choice(chosen)
-
-
-def test_a_given_dropout_asks_for_no_more_than_the_last_position():
-    hook = LMHeadHook(nn.Linear(4, 9), DroppedHeads(2, 0.1), Randomness(0))
-    assert hook.wanted(None, 1, 50) == 1
-    hook = LMHeadHook(nn.Linear(4, 9), DroppedHeads(2, "auto"), Randomness(0))
-    assert [hook.wanted(None, rows, 90) for rows in (1, 4, 100)] == [64, 64, 64]
-    assert hook.wanted(torch.tensor([[0, 1, 1], [0, 0, 1]]), 2, 3) == 2

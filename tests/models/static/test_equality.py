@@ -58,9 +58,6 @@ def test_equal_to_the_eager_loop(llamas, case, inputs):
     assert torch.equal(eager, compiled)
 
 
-TREE = {"depth": 4, "top_k": 3, "nodes": 12}
-
-
 def test_scores_logits_and_streamer(llamas):
     eager, compiled = both(*llamas, return_dict_in_generate=True, output_scores=True, output_logits=True)
     assert torch.equal(eager.sequences, compiled.sequences)

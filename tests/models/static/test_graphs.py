@@ -80,33 +80,21 @@ def test_equal_in_every_architecture(architecture, case, recorder):
 
 
 @pytest.mark.parametrize(
-    ("architecture", "case", "inputs"),
+    ("pair", "architecture", "case", "inputs"),
     [
-        ("llama", "greedy", {}), ("llama", "greedy, default length", padded()), ("llama", "drawn, processed", padded()),
-        ("llama", "tree", padded()), ("gemma3", "greedy", padded()),
-        ("gemma3", "tree", {}), ("gpt2", "greedy", {}), ("gpt2", "tree", padded()),
+        (trained_pair, "llama", "greedy", {}), (trained_pair, "llama", "greedy, default length", padded()),
+        (trained_pair, "llama", "drawn, processed", padded()), (trained_pair, "llama", "tree", padded()),
+        (trained_pair, "gemma3", "greedy", padded()), (trained_pair, "gemma3", "tree", {}),
+        (trained_pair, "gpt2", "greedy", {}), (trained_pair, "gpt2", "tree", padded()),
+        (dflash_pair, "llama", "greedy", {}), (dflash_pair, "llama", "greedy", padded()),
+        (dflash_pair, "llama", "greedy, default length", padded()), (dflash_pair, "llama", "a penalty", {}),
+        (dflash_pair, "llama", "drawn, processed", padded()), (dflash_pair, "gemma3", "greedy", padded()),
+        (dflash_pair, "gpt2", "drawn", {}),
     ],
 )  # fmt: skip
-def test_eagle3(architecture, case, inputs, recorder):
-    """The head's own layer is in graphs, too: one for what a round has committed, and another for drafts or nodes."""
-    target, head = trained_pair(architecture)
-    eager, graphs = both(recorder, target, head, **CASES[case] | inputs)
-    assert torch.equal(eager, graphs)
-    assert last_stats(target).accepted > 0
-    assert recorder.recordings == 3
-
-
-@pytest.mark.parametrize(
-    ("architecture", "case", "inputs"),
-    [
-        ("llama", "greedy", {}), ("llama", "greedy", padded()), ("llama", "greedy, default length", padded()),
-        ("llama", "drawn, processed", padded()), ("llama", "a penalty", {}), ("gemma3", "greedy", padded()),
-        ("gpt2", "drawn", {}),
-    ],
-)  # fmt: skip
-def test_dflash(architecture, case, inputs, recorder):
-    """One graph is for what a round has committed, and another for a block, or for a whole draft."""
-    target, head = dflash_pair(architecture)
+def test_heads_on_states(pair, architecture, case, inputs, recorder):
+    """A head's own layers are in graphs, too: for what a round has committed, and for drafts, nodes or a block."""
+    target, head = pair(architecture)
     eager, graphs = both(recorder, target, head, **CASES[case] | inputs)
     assert torch.equal(eager, graphs)
     assert last_stats(target).accepted > 0
