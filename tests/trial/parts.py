@@ -149,8 +149,9 @@ def kills(seed: int, count: int) -> Iterator[Case]:
 def _mined(folder: Path) -> dict[int, Any]:
     mined = load_mined(folder)
     labels = Counter(mined.tokens["prompt_id"])
-    assert all(labels[row["prompt_id"]] == row["mismatches"] for row in mined.prompts)
-    rows = {row["prompt_id"]: (row["status"], row["first_response"], row["last_response"]) for row in mined.prompts}
+    assert all(labels[row.id] == row.columns["mismatches"] for row in mined.prompts)
+    responses = ("first_response", "last_response")
+    rows = {row.id: (row.status, *(row.columns[name] for name in responses)) for row in mined.prompts}
     assert len(rows) == len(mined.prompts)
     return rows
 
