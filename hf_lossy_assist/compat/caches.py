@@ -109,10 +109,12 @@ def cache_name(model: PreTrainedModel) -> str:
 
 def tokens_in(inputs: Mapping[str, Any]) -> int:
     """Return how many tokens the cache among a model's inputs holds; 0 if no layer counts them."""
-    cache = cache_of(inputs)
-    for layer in () if cache is None else text_cache(cache).layers:
+    if (cache := cache_of(inputs)) is None:
+        return 0
+    own = text_cache(cache)
+    for layer in own.layers:
         if hasattr(layer, "get_seq_length"):
-            return int(text_cache(cache).get_seq_length())
+            return int(own.get_seq_length())
     return 0
 
 

@@ -230,20 +230,21 @@ def _as_the_mixin(model: PreTrainedModel, method: str) -> bool:
     return getattr(getattr(model, method), "__func__", None) is getattr(GenerationMixin, method)
 
 
-def tokens_before(input_ids: torch.LongTensor, model_kwargs: dict[str, Any], config: GenerationConfig) -> int:
-    """Return how many tokens a user's cache holds in front of ``input_ids``: all or none of them.
+def tokens_before(
+    input_ids: torch.LongTensor, model_kwargs: dict[str, Any], config: GenerationConfig, held: int
+) -> int:
+    """Return how many of the tokens that a user's cache has ``held`` are in front of ``input_ids``: all or none.
 
     A cache that holds just these ids is in front of them, too: transformers reads them a second time.
     """
-    held = tokens_in(model_kwargs)
     return held if held == input_ids.shape[1] or not _repeats_cache(input_ids, model_kwargs, config) else 0
 
 
 def obstacle_in_tokens(
-    input_ids: torch.LongTensor, model_kwargs: dict[str, Any], config: GenerationConfig
+    input_ids: torch.LongTensor, model_kwargs: dict[str, Any], config: GenerationConfig, held: int
 ) -> str | None:
-    """Say why a user's cache can't be gone on from with ``input_ids``; None where it can."""
-    held, given = tokens_in(model_kwargs), input_ids.shape[1]
+    """Say why a user's cache, which has ``held`` tokens, can't be gone on from with ``input_ids``; None if it can."""
+    given = input_ids.shape[1]
     if held < given or not _repeats_cache(input_ids, model_kwargs, config):
         return None
     if held > given:

@@ -105,7 +105,7 @@ def _told(model: PreTrainedModel) -> str | None:
 def ask(model: PreTrainedModel) -> Answers:
     """Return what a model bears; each class with a configuration is asked once."""
     attention = attention_of(model)
-    kind = "sdpa" if attention == FOLDED else attention, model.dtype, device_of(model).type
+    kind = "sdpa" if attention == FOLDED else attention, model.dtype, model.device.type
     own = _of_models.setdefault(model, {})
     if kind not in own:
         key = type(model), json.dumps(model.config.to_dict(), sort_keys=True, default=str), *kind

@@ -63,7 +63,7 @@ def check_prepared(config: LossyConfig, choice: DrafterChoice, call: Prepared) -
         )
     if not call.inputs.get("use_cache", True):
         raise LossyValueError(f"`use_cache` has to be True with `lossy_mode` {mode!r}, but is False; leave it out")
-    if (refusal := compat.obstacle_in_tokens(call.ids, call.inputs, call.config)) is not None:
+    if call.held and (refusal := compat.obstacle_in_tokens(call.ids, call.inputs, call.config, call.held)) is not None:
         raise LossyValueError(f"`{compat.CACHE}` can't be used with `lossy_mode` {mode!r}: {refusal}")
     for name in OUTPUTS if rule.unverified_drafting is not None else ():
         if getattr(call.config, f"output_{name}", False):
@@ -71,7 +71,8 @@ def check_prepared(config: LossyConfig, choice: DrafterChoice, call: Prepared) -
                 f"`output_{name}` can't be used with `lossy_mode` {mode!r}, which commits unverified tokens; leave it "
                 "out"
             )
-    _check_chunks(call)
+    if call.config.prefill_chunk_size is not None:
+        _check_chunks(call)
     _check_tokens(choice, call)
     check_processors(f"`lossy_mode` {mode!r}", call.processors)
     if (refusal := compat.obstacle_in_cross_attention(model, call.inputs)) is not None:
@@ -93,7 +94,7 @@ def check_prepared(config: LossyConfig, choice: DrafterChoice, call: Prepared) -
     if refusal is not None:
         raise LossyUnsupportedError(f"`lossy_mode` {mode!r} has to roll the cache back, but {refusal}{_asked(call)}")
     if (refusal := compat.obstacle_to_padding(model, call.batch > 1)) is not None:
-        mask, whole = call.inputs.get("attention_mask"), compat.tokens_in(call.inputs) == call.ids.shape[1]
+        mask, whole = call.inputs.get("attention_mask"), call.held == call.ids.shape[1]
         if mask is not None and not bool(mask.all()):
             raise LossyUnsupportedError(
                 f"`attention_mask` has padding, but {refusal}; pass one prompt at a time, without padding"
@@ -115,8 +116,6 @@ def _asked(call: Prepared) -> str:
 def _check_chunks(call: Prepared) -> None:
     """Refuse chunks of a prompt whose tokens belong to other inputs, as ``generate()`` does."""
     size = call.config.prefill_chunk_size
-    if size is None:
-        return
     if not (isinstance(size, int) and size > 0):
         raise LossyValueError(f"`prefill_chunk_size` has to be a whole number above 0, but is {size!r}")
     others = {name for name, value in call.inputs.items() if value is not None and value is not False}
@@ -129,12 +128,12 @@ def _check_chunks(call: Prepared) -> None:
 
 def _check_tokens(choice: DrafterChoice, call: Prepared) -> None:
     """Refuse ids without an embedding where only tokens are read: those of images may have any, also in a cache."""
-    reads = {name for name, value in call.inputs.items() if value is not None}
+    others = call.inputs.keys() - compat.TEXT_INPUTS.union(compat.WHOLE_OUTPUTS)
     embeddings = call.model.get_input_embeddings()
-    if not (reads <= compat.TEXT_INPUTS.union(compat.WHOLE_OUTPUTS) and isinstance(embeddings, nn.Embedding)):
+    if not isinstance(embeddings, nn.Embedding) or (others and any(call.inputs[x] is not None for x in others)):
         return
     unknown = call.ids[(call.ids < 0) | (call.ids >= embeddings.num_embeddings)]
-    if compat.tokens_in(call.inputs) or not len(unknown):
+    if not len(unknown) or call.held:
         return
     sizes = f"{type(call.model).__name__} has {embeddings.num_embeddings} tokens"
     for draft in choice.kind.cached:
@@ -182,7 +181,7 @@ def _check_batch(mode: str, choice: DrafterChoice, call: Prepared) -> None:
             f"`candidate_generator` {type(generator).__name__} drafts for one sequence, but {rows}; "
             "pass a function that makes a generator for each row"
         )
-    if compat.belongs_to_user(compat.cache_of(call.inputs)) or compat.tokens_in(call.inputs):
+    if compat.belongs_to_user(compat.cache_of(call.inputs)) or call.held:
         raise LossyUnsupportedError(
             f"`{compat.CACHE}` can't be passed in with `lossy_mode` {mode!r} where {rows}, because rows that end leave "
             "the cache; leave it out, and pass the prompts whole"

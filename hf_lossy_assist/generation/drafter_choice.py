@@ -72,8 +72,10 @@ class DrafterChoice:
     ) -> DrafterChoice:
         """Read the keywords about drafting among ``kwargs``, the keywords of ``generate()``."""
         assistant = kwargs.get("assistant_model")
-        _check_assistant(assistant)
-        if (layers := given.merged("assistant_early_exit").get("assistant_early_exit")) is not None:
+        if assistant is not None and not (isinstance(assistant, nn.Module) and hasattr(assistant, "config")):
+            raise LossyValueError(f"`assistant_model` has to be a transformers model, but is {assistant!r}")
+        options = given.merged("assistant_early_exit", *OPTIONS)
+        if (layers := options.pop("assistant_early_exit", None)) is not None:
             raise LossyUnsupportedError(
                 f"`assistant_early_exit` {layers!r} can't be used with `lossy_mode`, because transformers' drafter for "
                 "it changes the target's own configuration while it drafts; pass `assistant_early_exit=None`, and an "
@@ -91,11 +93,13 @@ class DrafterChoice:
         )
         if gamma == 0:
             return cls(Nothing(Asked(target)), lengths)
-        options = {name: value for name, value in given.merged(*OPTIONS).items() if value}
+        options = {name: value for name, value in options.items() if value}
         if isinstance(assistant, StateHead):  # which is asked for by itself
             options = {name: options[name] for name in options if name == OPTIONS[0]}
-        both = kwargs.get("tokenizer"), kwargs.get("assistant_tokenizer")
-        kind = chosen(Asked(target, assistant, generator, options, _other_tokenizers(assistant, *both)))
+        tokenizers, theirs = None, kwargs.get("assistant_tokenizer")
+        if assistant is not None and theirs is not None:
+            tokenizers = _other_tokenizers(kwargs.get("tokenizer"), theirs)
+        kind = chosen(Asked(target, assistant, generator, options, tokenizers))
         ours = kind is not None and "stop" in kind.gives
         inner = compat.innermost(assistant)
         if ours and isinstance(inner, PreTrainedModel) and not inner.can_generate():
@@ -138,7 +142,7 @@ class DrafterChoice:
         if rule.unverified_drafting is not None:
             _refuse(kind, "unverified", rule)
         kind.check()
-        rule.check_models(kind.asked.target, kind.compared)
+        rule.check_models(kind.asked.target, kind.asked.assistant if kind.compares else None)
         if kind.most is not None and lengths.num_assistant_tokens > kind.most:
             raise LossyValueError(
                 f"`num_assistant_tokens` has to be at most {kind.most} with {kind.title} whose blocks have "
@@ -152,15 +156,8 @@ class DrafterChoice:
             raise missing("draft_probs", rule, kind.title, kind.remedy)
 
 
-def _check_assistant(assistant: Any) -> None:
-    if assistant is not None and not (isinstance(assistant, nn.Module) and hasattr(assistant, "config")):
-        raise LossyValueError(f"`assistant_model` has to be a transformers model, but is {assistant!r}")
-
-
-def _other_tokenizers(assistant: Any, tokenizer: Any, assistant_tokenizer: Any) -> tuple[Any, Any] | None:
+def _other_tokenizers(tokenizer: Any, assistant_tokenizer: Any) -> tuple[Any, Any] | None:
     """Return both tokenizers where they differ."""
-    if assistant is None or assistant_tokenizer is None:
-        return None
     if tokenizer is None:
         raise LossyValueError("`assistant_tokenizer` needs the target's tokenizer to compare with; pass `tokenizer`")
     for name, value in (("tokenizer", tokenizer), ("assistant_tokenizer", assistant_tokenizer)):

@@ -230,10 +230,11 @@ def _merged(layers: Iterable[dict[str, Any]]) -> dict[str, Any]:
     return {name: value for name, value in merged.items() if value is not None}
 
 
-def _add_defaults(model: PreTrainedModel, arguments: dict[str, Any]) -> dict[str, Any]:
-    """Add an enabled model's defaults to one call's arguments; return the lossy fields among them."""
+def _add_defaults(
+    model: PreTrainedModel, own: list[dict[str, Any]] | None, arguments: dict[str, Any]
+) -> dict[str, Any]:
+    """Add a model's defaults, and its ``own``, to one call's arguments; return the lossy fields among them."""
     with _lock:
-        own = _Layers.of(model)
         layers = [*_everywhere, *(own or ())]
     if not any(layers) or (own is None and compat.replaces_decoding(model)):  # all models that can
         return {}
@@ -299,7 +300,8 @@ def _wrap_generate(original: Callable[..., Any]) -> Callable[..., Any]:
         # transformers' drafters call generate() with copies of the caller's configuration.
         is_assistant = getattr(kwargs.get("generation_config"), "is_assistant", False)
         custom = kwargs.get("custom_generate") is not None
-        if not (_everywhere or _Layers.of(self)) or is_assistant or custom:
+        own = _Layers.of(self)
+        if not (_everywhere or own) or is_assistant or custom:
             if kwargs.get("lossy_mode") is not None and not custom:
                 raise LossyValueError(
                     f"`lossy_mode` {kwargs['lossy_mode']!r} needs the model to be enabled, and this one is not; a copy "
@@ -311,7 +313,7 @@ def _wrap_generate(original: Callable[..., Any]) -> Callable[..., Any]:
         arguments |= arguments.pop("kwargs", {})
         call = _merged_calls.get(id(arguments.get("generation_config")))
         if call is None:
-            call = LossyCall.from_keywords(self, arguments, _add_defaults(self, arguments))
+            call = LossyCall.from_keywords(self, arguments, _add_defaults(self, own, arguments))
         else:
             call = call.with_inputs(arguments)
         outer = _pending.get()
@@ -335,13 +337,14 @@ def _wrap_generate(original: Callable[..., Any]) -> Callable[..., Any]:
 def _wrap_merge(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def merge(self: Any, generation_config: Any = None, **kwargs: Any) -> Any:
-        enabled = (_everywhere or _Layers.of(self)) and not getattr(generation_config, "is_assistant", False)
+        own = _Layers.of(self)
+        enabled = (_everywhere or own) and not getattr(generation_config, "is_assistant", False)
         if not enabled or not compat.merged_by_own_generate(self):
             return original(self, generation_config, **kwargs)
         # Afterwards, transformers' defaults would look like the user's choice, and Whisper would drop a rule because of
         # the assistant, and write into the assistant's files.
         arguments = {"generation_config": generation_config, **kwargs}
-        call = LossyCall.from_keywords(self, arguments, _add_defaults(self, arguments))
+        call = LossyCall.from_keywords(self, arguments, _add_defaults(self, own, arguments))
         if call is None:
             return original(self, generation_config, **kwargs)
         mode = call.config.rule.name
@@ -363,9 +366,10 @@ def _wrap_continuous_batching(original: Callable[..., Any]) -> Callable[..., Any
     @functools.wraps(original)
     def batch(self: Any, *args: Any, **kwargs: Any) -> Any:
         mode = kwargs.pop("lossy_mode", ...)
-        if mode is ... and (_everywhere or _Layers.of(self)):
+        own = _Layers.of(self)
+        if mode is ... and (_everywhere or own):
             argument = signature.bind(self, *args, **kwargs).arguments.get("generation_config")
-            defaults = _add_defaults(self, {}).get("lossy_mode")
+            defaults = _add_defaults(self, own, {}).get("lossy_mode")
             mode = defaults or getattr(argument or self.generation_config, "lossy_mode", None)
         if mode not in (None, ...):
             raise LossyUnsupportedError(

@@ -218,9 +218,9 @@ class LossyCall:
 
     def _draft_inputs(self, call: Prepared) -> compat.PreparedInputs | None:
         """Return the inputs of a draft model that reads more than text, as stock assisted generation hands them on."""
-        if not self.choice.kind.cached:
+        if not (own := self.choice.kind.cached):
             return None
-        (draft,) = self.choice.kind.cached
+        (draft,) = own
         others = compat.other_inputs(draft, self.keywords)
         if not others and not compat.generates_inside(draft):
             return None

@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
 from transformers.utils import ModelOutput
 
-from ..compat import CACHE_NAMES, ENCODED, PreparedInputs, empty_copy, padding_token, row_of_encoded
+from ..compat import CACHE_NAMES, ENCODED, PreparedInputs, empty_copy, padding_token, row_of_encoded, tokens_in
 from ..models.processing import of_row
 
 
@@ -37,6 +37,11 @@ class Prepared:
     @cached_property
     def batch(self) -> int:
         return len(self.ids)
+
+    @cached_property
+    def held(self) -> int:
+        """How many tokens the caller's cache holds."""
+        return tokens_in(self.inputs)
 
     @property
     def quotable(self) -> Tensor:

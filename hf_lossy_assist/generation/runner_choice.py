@@ -106,7 +106,7 @@ def choose_runners(
     A static cache of the call's own that can't be used gives way to a dynamic one; for a caller's cache this is an
     error. Only what the user has asked for is warned of.
     """
-    runners = _RunnerChoice(model, choice, making)
+    runners = _RunnerChoice(model, choice, making, making.config, making.call)
     return runners.static(switch) or (runners.dynamic(), None)
 
 
@@ -117,14 +117,8 @@ class _RunnerChoice:
     model: PreTrainedModel
     choice: DrafterChoice
     making: Making
-
-    @property
-    def config(self) -> LossyConfig:
-        return self.making.config
-
-    @property
-    def call(self) -> Prepared:
-        return self.making.call
+    config: LossyConfig
+    call: Prepared
 
     @cached_property
     def _cache(self) -> Any:
@@ -133,12 +127,13 @@ class _RunnerChoice:
     @cached_property
     def _before(self) -> int:
         """How many tokens the caller's cache holds before the prompt."""
-        return compat.tokens_before(self.call.ids, self.call.inputs, self.call.config)
+        call = self.call
+        return compat.tokens_before(call.ids, call.inputs, call.config, call.held) if call.held else 0
 
     @property
     def _seen(self) -> int:
         """How many of the prompt's tokens the caller's cache holds."""
-        return 0 if self._before else compat.tokens_in(self.call.inputs)
+        return 0 if self._before else self.call.held
 
     @cached_property
     def _last_position(self) -> torch.Tensor | None:

@@ -12,14 +12,12 @@ from torch import nn
 from transformers import LogitsProcessorList, PreTrainedModel
 
 from ... import compat
-from ...acceptors import Acceptor
 from ...compat import CandidateGenerator
 from ...core.distributions import Randomness
 from ...drafting import Drafter
-from ...drafting.draft_ends import ConfidenceStop, DraftLength, DraftStop, draft_length_of, fresh
+from ...drafting.draft_ends import ConfidenceStop, DraftStop, draft_length_of, fresh
 from ...drafting.model import mask_of
 from ...drafting.state_head import StateHead
-from ...drafting.tree import TreeConfig
 from ...drafting.vocabulary import Vocabulary
 from ...models.runner import ModelRunner
 from ...models.static.cache_slot import StaticCacheSlot
@@ -41,24 +39,16 @@ class Asked:
     def without(self, *options: str) -> Asked:
         return replace(self, options={name: x for name, x in self.options.items() if name not in options})
 
-    @property
-    def head(self) -> StateHead | None:
-        """The head on the target's states that drafts alone, if one does."""
-        return self._alone if isinstance(self.assistant, StateHead) else None
+    @cached_property
+    def alone(self) -> Any:
+        """The assistant, where nothing else drafts beside it."""
+        return self.assistant if self.generator is None and not self.options else None
 
-    @property
-    def reader(self) -> PreTrainedModel | None:
-        """The model that drafts alone and reads the target's keys, if one does."""
-        return self._alone if compat.drafts_from_target_states(self.assistant) else None
-
-    @property
+    @cached_property
     def draft(self) -> PreTrainedModel | None:
         """The model that drafts alone and by itself, if one does."""
-        return self._alone if self.head is None and self.reader is None else None
-
-    @property
-    def _alone(self) -> Any:
-        return self.assistant if self.generator is None and not self.options else None
+        other = isinstance(self.alone, StateHead) or compat.drafts_from_target_states(self.alone)
+        return None if other else self.alone
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,11 +60,6 @@ class Lengths:
     confidence: float | None = None  # `assistant_confidence_threshold`, where set explicitly
     schedule: str = "constant"  # `num_assistant_tokens_schedule`
     stop: DraftStop | None = None  # ends drafts early, beside `confidence`
-
-    @property
-    def new(self) -> DraftLength:
-        """A length that has learnt nothing."""
-        return draft_length_of(self.num_assistant_tokens, self.schedule)
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,14 +73,6 @@ class Making:
     randomness: Randomness
     runner: Callable[[], ModelRunner] | None = None  # makes the draft model's runner; None for the drafter's own
     returned: bool = False  # whether the target's outputs have the states that a head on them reads
-
-    @property
-    def rule(self) -> Acceptor:
-        return self.config.rule
-
-    @property
-    def tree(self) -> TreeConfig | None:
-        return self.config.tree
 
     @cached_property
     def settings(self) -> dict[str, Any]:
@@ -118,7 +95,7 @@ class Making:
     @cached_property
     def chains(self) -> dict[str, Any]:
         """The settings of those that draft chains: what they keep of their outputs, and where a chain ends."""
-        lengths, needs = self.lengths, self.rule.needs
+        lengths, needs = self.lengths, self.config.rule.needs
         stop = fresh(lengths.stop) if not lengths.confidence else ConfidenceStop(lengths.confidence)
         wants_q = self.call.config.do_sample or self.call.inspected
         return self.settings | {
@@ -126,6 +103,7 @@ class Making:
             "keep_logits": wants_q or bool(needs & {"draft_probs", "draft_or_point_mass"}),
             "keep_hidden": "draft_hidden" in needs,
             "stop": stop,
+            "draft_length": draft_length_of(lengths.num_assistant_tokens, lengths.schedule),
         }
 
 
@@ -156,11 +134,26 @@ class Kind(ABC):
         static cache, ``"certificate"`` be named in one.
     remedy
         What an error advises where it lacks something.
+    compares
+        Whether a rule's trained head has to belong to the model that drafts.
+    follows_one_text
+        Whether it can draft for the rows of a batch only one after another.
+    most
+        The most tokens of a draft, where there is a bound.
+    looked_up
+        How many tokens of the text itself it may draft.
+    reads
+        Which layers' states of the target it reads, after every round.
     """
 
     asked: Asked
     gives: ClassVar[frozenset[str]] = frozenset()
     remedy: ClassVar[str] = "pass an `assistant_model`"
+    compares: ClassVar[bool] = True
+    follows_one_text: ClassVar[bool] = False
+    most: ClassVar[int | None] = None
+    looked_up: ClassVar[int] = 0
+    reads: ClassVar[tuple[int, ...]] = ()
 
     @classmethod
     @abstractmethod
@@ -180,40 +173,15 @@ class Kind(ABC):
         """What errors call it."""
         return f"a {type(self.asked.assistant).__name__}"
 
-    @property
+    @cached_property
     def model(self) -> nn.Module | None:
         """The model or head that drafts."""
-        return self.asked.assistant
-
-    @property
-    def compared(self) -> nn.Module | None:
-        """The draft model that a rule's trained head has to belong to."""
         return self.asked.assistant
 
     @property
     def cached(self) -> tuple[PreTrainedModel, ...]:
         """The draft models whose caches have to follow the rows of a batch."""
         return ()
-
-    @property
-    def reads(self) -> tuple[int, ...]:
-        """Which layers' states of the target it reads, after every round."""
-        return ()
-
-    @property
-    def follows_one_text(self) -> bool:
-        """Whether it can draft for the rows of a batch only one after another."""
-        return False
-
-    @property
-    def most(self) -> int | None:
-        """The most tokens of a draft, where there is a bound."""
-        return None
-
-    @property
-    def looked_up(self) -> int:
-        """How many tokens of the text itself it may draft."""
-        return 0
 
     def longest(self, constant: int | None) -> int | None:
         """Return the most tokens of a chain, where that is known; γ is ``constant``, or None if it adapts."""
@@ -236,4 +204,7 @@ def register(kind: type[Kind]) -> type[Kind]:
 
 def chosen(asked: Asked) -> Kind | None:
     """Return the drafter that a call asks for; None where it asks for none."""
-    return next((kind for each in KINDS if (kind := each.chosen(asked)) is not None), None)
+    for each in KINDS:
+        if (kind := each.chosen(asked)) is not None:
+            return kind
+    return None

@@ -41,13 +41,15 @@ class DraftModel(Kind):
 
     def make(self, making: Making) -> Drafter:
         shared = {"vocabulary": vocabulary_of(self.asked.target, self.model)}
-        if making.tree is not None:
-            shared |= {"keep_hidden": "draft_hidden" in making.rule.needs, "runner": making.runner}
-            return TreeDrafter(self.model, making.tree.depth, shape=making.tree, **making.settings | shared)
+        if making.config.tree is not None:
+            shared |= {"keep_hidden": "draft_hidden" in making.config.rule.needs, "runner": making.runner}
+            return TreeDrafter(
+                self.model, making.config.tree.depth, shape=making.config.tree, **making.settings | shared
+            )
         shared["inputs"] = making.call.draft_inputs
-        if (rule := making.rule.unverified_drafting) is not None:
+        if (rule := making.config.rule.unverified_drafting) is not None:
             return UNVERIFIED_DRAFTERS[rule.head.config.position](self.model, rule.head, **making.settings | shared)
-        return ModelDrafter(self.model, making.lengths.new, runner=making.runner, **making.chains | shared)
+        return ModelDrafter(self.model, runner=making.runner, **making.chains | shared)
 
     def static(self, making: Making) -> StaticDraft:
         call, draft = making.call, self.model

@@ -19,7 +19,7 @@ class Eagle3Kind(StateHeadKind):
     head, drafter, forwards = Eagle3, Eagle3Drafter, StaticEagle3Forwards
 
     def make(self, making: Making) -> Drafter:
-        if (tree := making.tree) is None:
+        if (tree := making.config.tree) is None:
             return super().make(making)
-        own = making.settings | {"keep_hidden": "draft_hidden" in making.rule.needs} | self._own(making)
+        own = making.settings | {"keep_hidden": "draft_hidden" in making.config.rule.needs} | self._own(making)
         return Eagle3TreeDrafter(self.model, self.asked.target, tree.depth, shape=tree, **own)

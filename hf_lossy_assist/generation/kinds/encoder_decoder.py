@@ -31,4 +31,4 @@ class EncoderDecoder(GeneratorKind):
         own = making.for_row(row)
         more = {"ids": row.ids, "inputs": row.inputs, "encoder_input": row.encoder_input}
         vocabulary = vocabulary_of(self.asked.target, self.model)
-        return EncoderDecoderDrafter(self.model, own.lengths.new, vocabulary=vocabulary, **own.chains | more)
+        return EncoderDecoderDrafter(self.model, vocabulary=vocabulary, **own.chains | more)

@@ -34,7 +34,7 @@ class GeneratorKind(Kind):
         return drafter
 
     def _for_row(self, making: Making, row: Prepared) -> GeneratorDrafter:
-        generator, rule = self.generator(making, row), making.rule
+        generator, rule = self.generator(making, row), making.config.rule
         if "draft_probs" in rule.needs and isinstance(generator, DRAFTERS_WITHOUT_LOGITS):
             raise missing("draft_probs", rule, type(generator).__name__)
         wants_states = bool(row.config.return_dict_in_generate and row.config.output_hidden_states)

@@ -44,8 +44,8 @@ class LookupFirst(Kind):
         return self.inner.model
 
     @property
-    def compared(self) -> nn.Module | None:
-        return self.inner.compared
+    def compares(self) -> bool:
+        return self.inner.compares
 
     @property
     def cached(self) -> tuple[PreTrainedModel, ...]:

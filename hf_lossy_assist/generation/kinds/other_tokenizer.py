@@ -36,6 +36,4 @@ class OtherTokenizer(GeneratorKind):
 
     def generator(self, making: Making, row: Prepared) -> CandidateGenerator:
         own = making.for_row(row)
-        return CrossTokenizerDrafter(
-            self.model, own.lengths.new, translation=self.translation, prompt=row.ids, **own.chains
-        )
+        return CrossTokenizerDrafter(self.model, translation=self.translation, prompt=row.ids, **own.chains)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Self
 
+from ...compat import drafts_from_target_states
 from ...drafting import Drafter
 from ...drafting.shared_keys import SharedKeysDrafter, check_shared_keys
 from .base import Asked, Kind, Making, register
@@ -18,7 +19,7 @@ class SharedKeys(Kind):
 
     @classmethod
     def chosen(cls, asked: Asked) -> Self | None:
-        return None if asked.reader is None else cls(asked)
+        return cls(asked) if drafts_from_target_states(asked.alone) else None
 
     def check(self) -> None:
         check_shared_keys(self.asked.target, self.model)
@@ -27,4 +28,4 @@ class SharedKeys(Kind):
         return constant
 
     def make(self, making: Making) -> Drafter:
-        return SharedKeysDrafter(self.model, self.asked.target, making.lengths.new, **making.chains)
+        return SharedKeysDrafter(self.model, self.asked.target, **making.chains)

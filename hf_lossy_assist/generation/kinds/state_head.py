@@ -17,13 +17,14 @@ class StateHeadKind(Kind):
 
     gives = frozenset({"q", "stop", "static", "certificate"})
     remedy = "pass a draft model"
+    compares = False
     head: ClassVar[type[StateHead]]
     drafter: ClassVar[type[StateDrafter]]
     forwards: ClassVar[type[StaticStateForwards]]
 
     @classmethod
     def chosen(cls, asked: Asked) -> Self | None:
-        return cls(asked) if isinstance(asked.head, cls.head) else None
+        return cls(asked) if isinstance(asked.alone, cls.head) else None
 
     @property
     def title(self) -> str:
@@ -32,10 +33,6 @@ class StateHeadKind(Kind):
     @property
     def reads(self) -> tuple[int, ...]:
         return tuple(self.model.layers_of(self.asked.target))
-
-    @property
-    def compared(self) -> None:
-        return None
 
     @property
     def most(self) -> int | None:
@@ -48,7 +45,7 @@ class StateHeadKind(Kind):
         return constant
 
     def make(self, making: Making) -> Drafter:
-        return self.drafter(self.model, self.asked.target, making.lengths.new, **making.chains | self._own(making))
+        return self.drafter(self.model, self.asked.target, **making.chains | self._own(making))
 
     def _own(self, making: Making) -> dict[str, Any]:
         return {"returned": making.returned, "runner": making.runner}

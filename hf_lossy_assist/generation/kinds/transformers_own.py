@@ -29,6 +29,7 @@ class TransformersOwn(GeneratorKind):
     """`speculation_type`, or `use_mtp` beside more than one layer of it, asks for a drafter of transformers."""
 
     gives = frozenset({"q"})
+    follows_one_text = True
 
     @classmethod
     def chosen(cls, asked: Asked) -> Self | None:
@@ -36,10 +37,6 @@ class TransformersOwn(GeneratorKind):
         by_layer = asked.assistant is None and "speculation_type" not in asked.options
         ours = by_layer and special and not compat.several_or_sliding_mtp(asked.target)
         return cls(asked) if special and not ours else None
-
-    @property
-    def follows_one_text(self) -> bool:
-        return True
 
     def check(self) -> None:
         options, target = self.asked.options, self.asked.target
