@@ -9,7 +9,9 @@ import torch
 from transformers import BertConfig, BertModel
 
 from hf_lossy_assist import LossyUnsupportedError, LossyValueError
-from hf_lossy_assist.compat import CACHE, obstacle_to_rollback, unwrap
+from hf_lossy_assist.compat.caches import CACHE
+from hf_lossy_assist.compat.models import unwrap
+from hf_lossy_assist.compat.probe import obstacle_to_rollback
 from tests.acceptors.fixtures import HEADS
 from tests.eagle3_heads import random_head
 from tests.multimodal_models import IMAGE, MODELS, ROW_BY_ROW, asked, mllama

@@ -8,7 +8,7 @@ from transformers import (
     DynamicCache,
 )
 
-from hf_lossy_assist.compat import CACHE
+from hf_lossy_assist.compat.caches import CACHE
 from tests.parity import assert_lossless, assert_same_text
 from tests.tiny_models import ARCHITECTURES, noisy_copy, prompt, tiny
 

@@ -13,7 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import BartConfig, GPT2Config, GPTNeoConfig, GPTNeoForCausalLM, MixtralConfig, Qwen3NextConfig
 
 from hf_lossy_assist import LossyUnsupportedError, LossyValueError, prepack, quantize_draft, theory
-from hf_lossy_assist.compat import CACHE
+from hf_lossy_assist.compat.caches import CACHE
 from tests.samples import assert_mean, random_distributions
 from tests.tiny_models import ARCHITECTURES, tiny
 

@@ -25,7 +25,7 @@ from transformers import (
 )
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
-from hf_lossy_assist.compat import CACHE
+from hf_lossy_assist.compat.caches import CACHE
 
 VOCAB = 64
 

@@ -23,7 +23,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 from benchmarks.growing.geometry import PRESETS, Geometry
-from hf_lossy_assist.compat import cache_name
+from hf_lossy_assist.compat.caches import cache_name
 from hf_lossy_assist.models.quantised import WeightOnlyInt8Linear, sharing_copy, with_replaced
 
 from .known_texts import TINY, built

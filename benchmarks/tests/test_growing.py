@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 from benchmarks.growing.geometry import PRESETS, Geometry, parse_geometry
 from benchmarks.growing.grow import grow
 from hf_lossy_assist import pairs
-from hf_lossy_assist.compat import CACHE
+from hf_lossy_assist.compat.caches import CACHE
 from hf_lossy_assist.errors import LossyUnsupportedError, LossyValueError
 from tests.tiny_models import VOCAB, prompt, tiny
 

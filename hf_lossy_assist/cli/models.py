@@ -20,7 +20,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from .. import pairs
 from ..acceptors import REGISTRY, head_type, place_rule_head
-from ..compat import load_errors
+from ..compat.models import load_errors
 from ..drafting.mtp import mtp_of
 from ..drafting.state_head import StateHead
 from ..evaluation.modes import DecodingMode, Models, modes_of

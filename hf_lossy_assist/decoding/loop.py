@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ..acceptors import Acceptor, decide
-from ..compat import RowAdapters, any_unfinished
+from ..compat.models import RowAdapters, any_unfinished
 from ..core.messages import Commit, Decision, Draft, RowDecision, TargetOutput, Verification
 from ..core.recorders import StatsRecorder
 from ..core.statistics import LossyStats

@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import GenerationConfig
 from transformers.generation import GenerateDecoderOnlyOutput, GenerateEncoderDecoderOutput
 
-from ..compat import CACHE, cache_of
+from ..compat.caches import CACHE, cache_of
 from ..core.messages import TargetOutput
 from ..core.statistics import LossyStats
 

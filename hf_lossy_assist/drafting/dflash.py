@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 from transformers import DynamicCache, PreTrainedModel
 
-from ..compat import CACHE
+from ..compat.caches import CACHE
 from ..errors import LossyValueError
 from ..heads.identity import row_norms
 from .dflash_config import DFlashConfig

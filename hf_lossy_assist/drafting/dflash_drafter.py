@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 from transformers import PreTrainedModel
 
-from ..compat import rollback
+from ..compat.caches import rollback
 from ..core.messages import Commit, Draft, DraftCost
 from ..core.texts import Texts
 from .dflash import DFlash

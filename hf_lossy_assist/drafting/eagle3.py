@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from transformers import DynamicCache
 
-from ..compat import CACHE
+from ..compat.caches import CACHE
 from .eagle3_config import Eagle3Config
 from .stored_head import StoredHead, parts_of
 

@@ -10,18 +10,11 @@ from torch import Tensor
 from transformers import DynamicCache, EncoderDecoderCache, PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutput
 
-from ..compat import (
-    DraftForwardInputs,
-    ForwardInputs,
-    cache_name,
-    device_of,
-    encode,
-    forward_accepts,
-    generation_accepts,
-    obstacle_to_rollback,
-    other_inputs,
-    reading,
-)
+from ..compat.caches import cache_name
+from ..compat.inputs import DraftForwardInputs, ForwardInputs
+from ..compat.models import device_of, encode, forward_accepts, generation_accepts
+from ..compat.multimodal import other_inputs, reading
+from ..compat.probe import obstacle_to_rollback
 from ..errors import LossyUnsupportedError, LossyValueError
 from ..models.runner import DynamicCacheRunner, ModelRunner
 from .draft_ends import DraftLength

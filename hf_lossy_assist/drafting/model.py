@@ -10,24 +10,14 @@ from typing import Any
 import torch
 from torch import Tensor
 from transformers import LogitsProcessorList, PreTrainedModel
+from transformers.generation.candidate_generator import CandidateGenerator
 
-from ..compat import (
-    CandidateGenerator,
-    DraftForwardInputs,
-    ForwardInputs,
-    PreparedInputs,
-    ask,
-    cache_name,
-    device_of,
-    forward_accepts,
-    has_recurrent_state,
-    keeps_positions,
-    learned_positions,
-    new_cache,
-    obstacle_in_adapter,
-    obstacle_to_rollback,
-    reading,
-)
+from ..compat.caches import cache_name, new_cache
+from ..compat.inputs import DraftForwardInputs, ForwardInputs
+from ..compat.models import device_of, forward_accepts, has_recurrent_state, obstacle_in_adapter
+from ..compat.multimodal import PreparedInputs, reading
+from ..compat.positions import keeps_positions, learned_positions
+from ..compat.probe import ask, obstacle_to_rollback
 from ..core.distributions import Randomness
 from ..core.messages import Commit, Draft, DraftCost
 from ..core.texts import Texts

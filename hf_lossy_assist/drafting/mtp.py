@@ -15,8 +15,9 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 from transformers import DynamicCache, PreTrainedModel
 
-from .. import compat
-from ..compat import CACHE
+from ..compat.caches import CACHE
+from ..compat.models import device_of, origin_of
+from ..compat.mtp import one_layer_decoder
 from ..errors import LossyUnsupportedError, LossyValueError
 from ..heads.repository import local_files
 from .state_head import StateHead
@@ -111,7 +112,7 @@ class Mtp(StateHead):
         """Follow a target's LM head, device and type. Neither the target nor its head becomes a part of the layer."""
         self._target, self._lm_head = weakref.ref(target), (target.get_output_embeddings(),)
         last = next(target.get_decoder().layers[-1].parameters())
-        device = compat.device_of(target) if last.is_meta else last.device
+        device = device_of(target) if last.is_meta else last.device
         if (self.device, self.dtype) != (device, target.dtype):
             self.to(device, target.dtype)
 
@@ -181,12 +182,12 @@ def mtp_of(target: PreTrainedModel) -> Mtp:
 
 
 def _load(target: PreTrainedModel) -> Mtp:
-    source = compat.origin_of(target)[0]
+    source = origin_of(target)[0]
     names, weights = _weights(target)
     own = {name: weights.pop(name, None) for name in ("enorm.weight", "hnorm.weight", "fc.weight")}
     kind = type(target).__name__
     try:
-        decoder, wrong = compat.one_layer_decoder(target, weights)
+        decoder, wrong = one_layer_decoder(target, weights)
         head = Mtp(decoder, names)
         wrong += [f"{name} (missing)" for name, x in own.items() if x is None]
         if not wrong:
@@ -207,7 +208,7 @@ def _load(target: PreTrainedModel) -> Mtp:
 
 def _weights(target: PreTrainedModel) -> tuple[MtpNames, dict[str, Tensor]]:
     """Return how a target's checkpoint names its MTP layer, and the layer's tensors under our names."""
-    source, commit = compat.origin_of(target)
+    source, commit = origin_of(target)
     depth = target.config.get_text_config(decoder=True).num_hidden_layers
     if not source:
         raise LossyValueError(

@@ -8,9 +8,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from transformers.generation.candidate_generator import CandidateGenerator
 
 from ..acceptors import Acceptor
-from ..compat import DRAFTERS_WITHOUT_LOGITS, CandidateGenerator
+from ..compat.drafters import DRAFTERS_WITHOUT_LOGITS
 from ..core.distributions import point_mass
 from ..core.messages import Commit, Draft, DraftCost
 from ..core.texts import Texts

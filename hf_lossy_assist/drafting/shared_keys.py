@@ -15,14 +15,14 @@ from torch.nn.functional import pad
 from transformers import PreTrainedModel
 from transformers.modeling_outputs import CausalLMOutput
 
-from ..compat import (
+from ..compat.drafters import (
     SHARED_KEYS_WANTED,
-    device_of,
     obstacle_to_shared_keys,
     read_with_shared_keys,
     shared_keys,
     within_windows,
 )
+from ..compat.models import device_of
 from ..core.messages import Commit, Draft
 from ..core.texts import GrowingTensor, RowShift, Texts, ones
 from ..core.transfers import to_device

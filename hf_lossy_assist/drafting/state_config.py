@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Self
 
 from transformers import PretrainedConfig, PreTrainedModel
 
-from ..compat import versions_of
+from ..compat.models import versions_of
 from ..errors import LossyUnsupportedError, LossyValueError
 from ..values import SIZE, Rule, bounded, or_none
 from .vocabulary import MOST_PADDING

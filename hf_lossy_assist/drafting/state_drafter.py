@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from ..compat import rollback
+from ..compat.caches import rollback
 from ..core.messages import Commit, Draft
 from ..core.texts import RowShift, Texts
 from ..core.trees import along_path

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
-from ..compat import ending_tokens
+from ..compat.inputs import ending_tokens
 from ..drafting.vocabulary import kept_tokens
 from ..errors import LossyValueError
 from ..generation.enabling import enabled

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from ..compat import versions_of
+from ..compat.models import versions_of
 from ..store.folder import without_folders
 from ..version import __version__
 

@@ -12,7 +12,7 @@ from typing import Any
 from transformers import GenerationConfig, PreTrainedModel
 
 from ..acceptors import REGISTRY, head_type
-from ..compat import drafts_from_target_states
+from ..compat.drafters import drafts_from_target_states
 from ..drafting.draft_ends import DEFAULT_NUM_TOKENS, SCHEDULES
 from ..drafting.state_head import StateHead
 from ..errors import LossyUnsupportedError, LossyValueError

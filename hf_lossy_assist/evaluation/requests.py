@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, StoppingCriteriaList, StopStringCriteria
 
-from ..compat import ending_tokens
+from ..compat.inputs import ending_tokens
 from ..core.statistics import LossyStats
 from ..errors import LossyValueError
 from ..tasks import Example, Task

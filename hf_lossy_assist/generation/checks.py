@@ -7,9 +7,13 @@ from typing import Any
 from torch import nn
 from transformers import LogitsProcessorList, PreTrainedModel
 from transformers.cache_utils import StaticCache
+from transformers.generation.candidate_generator import CandidateGenerator
 
-from .. import compat
-from ..compat import CandidateGenerator
+from ..compat.caches import CACHE, belongs_to_user, cache_of, new_cache, obstacle_in_cache
+from ..compat.inputs import TEXT_INPUTS, WHOLE_OUTPUTS, obstacle_in_tokens
+from ..compat.multimodal import obstacle_in_cross_attention, obstacle_to_rows, obstacle_to_states
+from ..compat.probe import obstacle_to_padding, obstacle_to_rollback, obstacle_to_trees
+from ..compat.processors import STATEFUL_PROCESSORS
 from ..decoding.outputs import OUTPUTS
 from ..drafting.vocabulary import vocabulary_sizes
 from ..errors import LossyUnsupportedError, LossyValueError, warn_once
@@ -55,7 +59,7 @@ _OTHER_DECODING = {
 
 def check_prepared(config: LossyConfig, choice: DrafterChoice, call: Prepared) -> None:
     model, rule, mode = call.model, config.rule, config.rule.name
-    cache = compat.cache_of(call.inputs)
+    cache = cache_of(call.inputs)
     embedded = call.inputs.get("inputs_embeds") is not None and not model.config.is_encoder_decoder
     if call.ids.shape[1] == 0 or embedded:
         raise LossyUnsupportedError(
@@ -63,8 +67,8 @@ def check_prepared(config: LossyConfig, choice: DrafterChoice, call: Prepared) -
         )
     if not call.inputs.get("use_cache", True):
         raise LossyValueError(f"`use_cache` has to be True with `lossy_mode` {mode!r}, but is False; leave it out")
-    if call.held and (refusal := compat.obstacle_in_tokens(call.ids, call.inputs, call.config, call.held)) is not None:
-        raise LossyValueError(f"`{compat.CACHE}` can't be used with `lossy_mode` {mode!r}: {refusal}")
+    if call.held and (refusal := obstacle_in_tokens(call.ids, call.inputs, call.config, call.held)) is not None:
+        raise LossyValueError(f"`{CACHE}` can't be used with `lossy_mode` {mode!r}: {refusal}")
     for name in OUTPUTS if rule.unverified_drafting is not None else ():
         if getattr(call.config, f"output_{name}", False):
             raise LossyUnsupportedError(
@@ -75,14 +79,14 @@ def check_prepared(config: LossyConfig, choice: DrafterChoice, call: Prepared) -
         _check_chunks(call)
     _check_tokens(choice, call)
     check_processors(f"`lossy_mode` {mode!r}", call.processors)
-    if (refusal := compat.obstacle_in_cross_attention(model, call.inputs)) is not None:
+    if (refusal := obstacle_in_cross_attention(model, call.inputs)) is not None:
         raise LossyUnsupportedError(
             f"`cross_attention_mask` is not given, so `lossy_mode` {mode!r} can't be used with {type(model).__name__}: "
             f"{refusal}; pass `cross_attention_mask`, or use eager attention"
         )
     if config.tree is not None:
         _check_tree(config, choice.kind.model, call)
-    if choice.kind.reads and (obstacle := compat.obstacle_to_states(model, call.inputs)) is not None:
+    if choice.kind.reads and (obstacle := obstacle_to_states(model, call.inputs)) is not None:
         raise LossyUnsupportedError(
             f"`assistant_model` is {choice.kind.model.title}, which reads one state of a layer for each token, "
             f"but {obstacle}; pass a draft model"
@@ -90,10 +94,10 @@ def check_prepared(config: LossyConfig, choice: DrafterChoice, call: Prepared) -
     if call.batch > 1:
         _check_batch(mode, choice, call)
     # The last, because a recurrent model is asked by a forward pass.
-    refusal = compat.obstacle_to_rollback(model, several=True) or compat.obstacle_in_cache(model, cache)
+    refusal = obstacle_to_rollback(model, several=True) or obstacle_in_cache(model, cache)
     if refusal is not None:
         raise LossyUnsupportedError(f"`lossy_mode` {mode!r} has to roll the cache back, but {refusal}{_asked(call)}")
-    if (refusal := compat.obstacle_to_padding(model, call.batch > 1)) is not None:
+    if (refusal := obstacle_to_padding(model, call.batch > 1)) is not None:
         mask, whole = call.inputs.get("attention_mask"), call.held == call.ids.shape[1]
         if mask is not None and not bool(mask.all()):
             raise LossyUnsupportedError(
@@ -101,14 +105,14 @@ def check_prepared(config: LossyConfig, choice: DrafterChoice, call: Prepared) -
             )
         if whole:
             raise LossyUnsupportedError(
-                f"`{compat.CACHE}` holds all of `input_ids`, but {refusal}; leave out the last of them when filling it"
+                f"`{CACHE}` holds all of `input_ids`, but {refusal}; leave out the last of them when filling it"
             )
 
 
 def _asked(call: Prepared) -> str:
     """Say which field asked for a call's own cache, if one did."""
     kind = call.config.cache_implementation
-    if kind in (None, "dynamic") or compat.belongs_to_user(compat.cache_of(call.inputs)):
+    if kind in (None, "dynamic") or belongs_to_user(cache_of(call.inputs)):
         return ""
     return f"; `cache_implementation` {kind!r} asks for it; leave it out"
 
@@ -119,7 +123,7 @@ def _check_chunks(call: Prepared) -> None:
     if not (isinstance(size, int) and size > 0):
         raise LossyValueError(f"`prefill_chunk_size` has to be a whole number above 0, but is {size!r}")
     others = {name for name, value in call.inputs.items() if value is not None and value is not False}
-    others -= compat.TEXT_INPUTS.union(compat.WHOLE_OUTPUTS)
+    others -= TEXT_INPUTS.union(WHOLE_OUTPUTS)
     if others and call.ids.shape[1] > size and not call.model.config.is_encoder_decoder:
         raise LossyUnsupportedError(
             f"`prefill_chunk_size` {size} would split the prompt, but not its inputs {sorted(others)}; leave it out"
@@ -128,7 +132,7 @@ def _check_chunks(call: Prepared) -> None:
 
 def _check_tokens(choice: DrafterChoice, call: Prepared) -> None:
     """Refuse ids without an embedding where only tokens are read: those of images may have any, also in a cache."""
-    others = call.inputs.keys() - compat.TEXT_INPUTS.union(compat.WHOLE_OUTPUTS)
+    others = call.inputs.keys() - TEXT_INPUTS.union(WHOLE_OUTPUTS)
     embeddings = call.model.get_input_embeddings()
     if not isinstance(embeddings, nn.Embedding) or (others and any(call.inputs[x] is not None for x in others)):
         return
@@ -147,7 +151,7 @@ def _check_tokens(choice: DrafterChoice, call: Prepared) -> None:
 def check_processors(user: str, processors: LogitsProcessorList) -> None:
     """Refuse processors that can't be asked about rejected tokens."""
     for processor in processors:
-        for kind, name in compat.STATEFUL_PROCESSORS.items():
+        for kind, name in STATEFUL_PROCESSORS.items():
             if isinstance(processor, kind):
                 raise LossyUnsupportedError(
                     f"{user} can't be used with {kind.__name__}, the processor of `{name}`, which keeps a state from "
@@ -156,15 +160,15 @@ def check_processors(user: str, processors: LogitsProcessorList) -> None:
 
 
 def _check_tree(config: LossyConfig, draft: nn.Module, call: Prepared) -> None:
-    cache, of_draft = compat.cache_of(call.inputs), isinstance(draft, PreTrainedModel)
-    obstacle = compat.obstacle_to_trees(call.model, call.inputs)
-    caches = [cache, compat.new_cache(draft)] if of_draft else [cache]
+    cache, of_draft = cache_of(call.inputs), isinstance(draft, PreTrainedModel)
+    obstacle = obstacle_to_trees(call.model, call.inputs)
+    caches = [cache, new_cache(draft)] if of_draft else [cache]
     caches = [own for own in caches if not isinstance(own, StaticCache)]
     if obstacle is None and cache is not None and not all(map(movable, caches)):
         kinds = sorted({type(layer).__name__ for own in caches for layer in own.layers})
         obstacle = f"one path of a tree can't be kept in layers of {kinds}"
     if obstacle is None and of_draft:
-        obstacle = compat.obstacle_to_trees(draft, {})
+        obstacle = obstacle_to_trees(draft, {})
     if obstacle is not None:
         raise LossyUnsupportedError(
             f"`tree` in `lossy_config` can't be used with `lossy_mode` {config.rule.name!r} here: {obstacle}; "
@@ -181,9 +185,9 @@ def _check_batch(mode: str, choice: DrafterChoice, call: Prepared) -> None:
             f"`candidate_generator` {type(generator).__name__} drafts for one sequence, but {rows}; "
             "pass a function that makes a generator for each row"
         )
-    if compat.belongs_to_user(compat.cache_of(call.inputs)) or call.held:
+    if belongs_to_user(cache_of(call.inputs)) or call.held:
         raise LossyUnsupportedError(
-            f"`{compat.CACHE}` can't be passed in with `lossy_mode` {mode!r} where {rows}, because rows that end leave "
+            f"`{CACHE}` can't be passed in with `lossy_mode` {mode!r} where {rows}, because rows that end leave "
             "the cache; leave it out, and pass the prompts whole"
         )
 
@@ -191,7 +195,7 @@ def _check_batch(mode: str, choice: DrafterChoice, call: Prepared) -> None:
 def check_row_by_row(mode: str, call: Prepared) -> None:
     """Refuse to decode rows one by one where processes have to keep in step, or an input can't be split."""
     alone = f"`lossy_mode` {mode!r} decodes the {call.batch} rows of the batch one by one with these models"
-    if (name := compat.obstacle_to_rows(call.model, call.inputs, call.ids)) is not None:
+    if (name := obstacle_to_rows(call.model, call.inputs, call.ids)) is not None:
         raise LossyUnsupportedError(
             f"{alone}, but can't tell which part of `{name}` belongs to which row; call generate() for one prompt at a "
             "time"

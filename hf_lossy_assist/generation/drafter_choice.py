@@ -9,8 +9,10 @@ from typing import Any
 from torch import nn
 from transformers import PreTrainedModel
 
-from .. import compat
 from ..acceptors import Acceptor
+from ..compat.caches import new_cache
+from ..compat.models import innermost
+from ..compat.probe import shares_forwards
 from ..drafting.draft_ends import (
     DEFAULT_NUM_TOKENS,
     LONGEST,
@@ -101,7 +103,7 @@ class DrafterChoice:
             tokenizers = _other_tokenizers(kwargs.get("tokenizer"), theirs)
         kind = chosen(Asked(target, assistant, generator, options, tokenizers))
         ours = kind is not None and "stop" in kind.gives
-        inner = compat.innermost(assistant)
+        inner = innermost(assistant)
         if ours and isinstance(inner, PreTrainedModel) and not inner.can_generate():
             raise LossyValueError(
                 f"`assistant_model` has to be a model that can generate, but is a {type(inner).__name__}, which has no "
@@ -121,7 +123,7 @@ class DrafterChoice:
         return (
             target.config.is_encoder_decoder
             or self.kind.follows_one_text
-            or not all(compat.shares_forwards(model) and movable(compat.new_cache(model)) for model in models)
+            or not all(shares_forwards(model) and movable(new_cache(model)) for model in models)
         )
 
     def check(self, config: LossyConfig) -> None:

@@ -14,7 +14,15 @@ from typing import Any
 from torch import nn
 from transformers import GenerationMixin, PreTrainedModel
 
-from .. import compat
+from ..compat.callers import (
+    CONTINUOUS_BATCHING,
+    MERGE,
+    decodes_elsewhere,
+    generating_parts,
+    merged_by_own_generate,
+    owner_of,
+)
+from ..compat.models import DECODING_METHODS, device_of, replaces_decoding, unwrap
 from ..core.statistics import CollectedStats, LossyStats
 from ..errors import LossyError, LossyUnsupportedError, LossyValueError, nearest
 from .config import FIELDS, LossyConfig, guarded
@@ -145,7 +153,7 @@ def last_stats(model: Any) -> LossyStats | None:
 
     After an interrupted call, it is None too. Calls while the model is not enabled don't count.
     """
-    return _last.get(compat.unwrap(model))
+    return _last.get(unwrap(model))
 
 
 @contextmanager
@@ -165,7 +173,7 @@ def collect(model: Any = None) -> Iterator[CollectedStats]:
     >>> len(stats), stats.tokens
     (0, 0)
     """
-    entry = None if model is None else compat.unwrap(model), CollectedStats()
+    entry = None if model is None else unwrap(model), CollectedStats()
     with _lock:
         _collecting.append(entry)
     try:
@@ -178,7 +186,7 @@ def collect(model: Any = None) -> Iterator[CollectedStats]:
 def _layers_of(model: Any) -> list[dict[str, Any]]:
     if model is None:
         return _everywhere
-    model = compat.unwrap(model)
+    model = unwrap(model)
     with _lock:  # another thread may be going through all of them
         if _Layers.of(model) is None:
             vars(model)[_Layers.name] = _Layers(model)
@@ -194,17 +202,17 @@ def _checked(model: Any, defaults: dict[str, Any]) -> list[dict[str, Any]]:
             raise LossyValueError(f"`{name}` can't be a default of a model; use one of {known}{nearest(name, known)}")
     layers = _layers_of(model)
     merged = _merged([*(() if model is None else _everywhere), *layers, defaults])
-    inner = None if model is None else compat.unwrap(model)
-    if inner is not None and (compat.decodes_elsewhere(inner) or compat.replaces_decoding(inner)):
+    inner = None if model is None else unwrap(model)
+    if inner is not None and (decodes_elsewhere(inner) or replaces_decoding(inner)):
         raise _decodes_elsewhere("`model`", inner)
     if defaults and "lossy_mode" in merged:
-        device = "cpu" if inner is None else compat.device_of(inner)
+        device = "cpu" if inner is None else device_of(inner)
         LossyConfig.from_fields(*(merged.get(name) for name in FIELDS), device=device)
     return layers
 
 
 def _decodes_elsewhere(subject: str, model: PreTrainedModel) -> LossyUnsupportedError:
-    name, parts = type(model).__name__, compat.generating_parts(model)
+    name, parts = type(model).__name__, generating_parts(model)
     if not parts:
         return LossyUnsupportedError(
             f"{subject} can't be used with {name}, which has a decoding loop of its own; call its `generate()` as it is"
@@ -236,7 +244,7 @@ def _add_defaults(
     """Add a model's defaults, and its ``own``, to one call's arguments; return the lossy fields among them."""
     with _lock:
         layers = [*_everywhere, *(own or ())]
-    if not any(layers) or (own is None and compat.replaces_decoding(model)):  # all models that can
+    if not any(layers) or (own is None and replaces_decoding(model)):  # all models that can
         return {}
     defaults = _merged(layers)
     if own is None and defaults.get("assistant_model") is model:
@@ -261,7 +269,7 @@ def _install() -> None:
         if not hasattr(current, _ORIGINAL):
             wrapper = wrap(current)
             setattr(wrapper, _ORIGINAL, current)
-            setattr(compat.owner_of(name), name, wrapper)
+            setattr(owner_of(name), name, wrapper)
 
 
 class _Use:
@@ -289,7 +297,7 @@ def _uninstall_unless_used() -> None:
     for name in _WRAPPERS:
         original = getattr(getattr(GenerationMixin, name), _ORIGINAL, None)
         if original is not None:
-            setattr(compat.owner_of(name), name, original)
+            setattr(owner_of(name), name, original)
 
 
 def _wrap_generate(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -339,7 +347,7 @@ def _wrap_merge(original: Callable[..., Any]) -> Callable[..., Any]:
     def merge(self: Any, generation_config: Any = None, **kwargs: Any) -> Any:
         own = _Layers.of(self)
         enabled = (_everywhere or own) and not getattr(generation_config, "is_assistant", False)
-        if not enabled or not compat.merged_by_own_generate(self):
+        if not enabled or not merged_by_own_generate(self):
             return original(self, generation_config, **kwargs)
         # Afterwards, transformers' defaults would look like the user's choice, and Whisper would drop a rule because of
         # the assistant, and write into the assistant's files.
@@ -348,7 +356,7 @@ def _wrap_merge(original: Callable[..., Any]) -> Callable[..., Any]:
         if call is None:
             return original(self, generation_config, **kwargs)
         mode = call.config.rule.name
-        if compat.decodes_elsewhere(self):
+        if decodes_elsewhere(self):
             raise _decodes_elsewhere(f"`lossy_mode` {mode!r}", self)
         _last.pop(self, None)
         call.with_inputs(arguments)
@@ -405,8 +413,8 @@ def _wrap_decoding(original: Callable[..., Any]) -> Callable[..., Any]:
 
 _WRAPPERS: Mapping[str, Callable[..., Any]] = {
     "generate": _wrap_generate,
-    compat.MERGE: _wrap_merge,
-    **dict.fromkeys(compat.DECODING_METHODS, _wrap_decoding),
-    **dict.fromkeys(compat.CONTINUOUS_BATCHING, _wrap_continuous_batching),
+    MERGE: _wrap_merge,
+    **dict.fromkeys(DECODING_METHODS, _wrap_decoding),
+    **dict.fromkeys(CONTINUOUS_BATCHING, _wrap_continuous_batching),
 }
 """By name of a method of `GenerationMixin`, what wraps it while any model is enabled."""

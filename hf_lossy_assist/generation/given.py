@@ -9,7 +9,7 @@ from typing import Any
 
 from transformers import GenerationConfig, PreTrainedModel
 
-from .. import compat
+from ..compat.callers import without_defaults
 from ..errors import LossyError
 
 
@@ -22,7 +22,7 @@ class GivenFields:
     def __init__(self, model: PreTrainedModel, keywords: Mapping[str, Any]) -> None:
         self._keywords = dict(keywords)
         self._argument, self._own = keywords.get("generation_config"), model.generation_config
-        self._said = self._argument and compat.without_defaults(self._argument, self._own)
+        self._said = self._argument and without_defaults(self._argument, self._own)
 
     def __call__(self, name: str, *more: GenerationConfig | None) -> Any:
         """Return a field's value; look into the configurations ``more`` of an assistant last."""

@@ -15,7 +15,18 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
 
-from .. import compat
+from ..compat.caches import attention_windows, cache_of, ready_for_rollback
+from ..compat.models import RowAdapters, device_of, obstacle_in_adapter, replaces_decoding, shared_seed
+from ..compat.multimodal import (
+    ENCODED,
+    PreparedInputs,
+    generates_inside,
+    other_inputs,
+    prepared_inputs,
+    reads_by_column,
+)
+from ..compat.positions import FrequencySwitch, frequency_switch
+from ..compat.processors import observe, without_observers
 from ..core.distributions import Randomness
 from ..core.recorders import StatsRecorder
 from ..core.statistics import LossyStats, joined
@@ -83,7 +94,7 @@ class LossyCall:
             fields = guarded(fields, *lower)
         try:
             config = LossyConfig.from_fields(
-                mode, fields.get("lossy_config"), fields.get("lossy_head"), device=compat.device_of(model)
+                mode, fields.get("lossy_config"), fields.get("lossy_head"), device=device_of(model)
             )
         except LossyError as error:
             named = re.search(r"`(lossy_\w+)`", str(error))
@@ -91,12 +102,12 @@ class LossyCall:
             raise
         try:
             check_decoding(mode, said)
-            if compat.replaces_decoding(model):
+            if replaces_decoding(model):
                 raise LossyUnsupportedError(
                     f"`lossy_mode` {mode!r} can't be used with {type(model).__name__}, which has a decoding loop of "
                     "its own; leave the mode out, or pass `lossy_mode=None` where it is a default"
                 )
-            if (refusal := compat.obstacle_in_adapter(model)) is not None:
+            if (refusal := obstacle_in_adapter(model)) is not None:
                 raise LossyUnsupportedError(f"`lossy_mode` {mode!r} can't be used with {refusal}")
             choice = DrafterChoice.from_keywords(model, kwargs, said, given.get("candidate_generator"), config)
             if choice.kind is None and level > 1:  # the mode was saved with the model, but this call has no drafter
@@ -136,10 +147,10 @@ class LossyCall:
         tokenizer = model_kwargs.pop("tokenizer", None)
         for name in ("inputs_tensor", "assistant_model", "assistant_tokenizer"):
             model_kwargs.pop(name, None)
-        if not model_kwargs.get(compat.ENCODED):  # transformers hands it on where there was nothing to encode, too
-            model_kwargs.pop(compat.ENCODED, None)
-        compat.ready_for_rollback(self.model, compat.cache_of(model_kwargs))
-        processors = compat.without_observers(logits_processor)
+        if not model_kwargs.get(ENCODED):  # transformers hands it on where there was nothing to encode, too
+            model_kwargs.pop(ENCODED, None)
+        ready_for_rollback(self.model, cache_of(model_kwargs))
+        processors = without_observers(logits_processor)
         call = Prepared(
             model=self.model,
             ids=input_ids,
@@ -163,9 +174,9 @@ class LossyCall:
         progress = Progress(
             call.config, call.stopping_criteria, call.ids, call.padding, limits, call.streamer, quotable
         )
-        randomness = Randomness(compat.shared_seed(self.model, self.config.seed))
-        adapters = compat.RowAdapters(self.model, call.batch)
-        apart = call.batch > 1 and (self.choice.row_by_row or compat.reads_by_column(call.inputs))
+        randomness = Randomness(shared_seed(self.model, self.config.seed))
+        adapters = RowAdapters(self.model, call.batch)
+        apart = call.batch > 1 and (self.choice.row_by_row or reads_by_column(call.inputs))
         if apart:
             check_row_by_row(self.config.rule.name, call)
             warn_once(
@@ -175,7 +186,7 @@ class LossyCall:
                 "faster"
             )
         if len(processors) < len(logits_processor):
-            compat.observe(logits_processor, self.model, call.ids, call.inputs)
+            observe(logits_processor, self.model, call.ids, call.inputs)
         if (draft_inputs := self._draft_inputs(call)) is not None:
             call = replace(call, draft_inputs=draft_inputs)
         decoding = partial(self._decoding, progress, randomness, adapters)
@@ -185,7 +196,7 @@ class LossyCall:
             return decoding(call).decode()
 
     def _decoding(
-        self, progress: Progress, randomness: Randomness, adapters: compat.RowAdapters, call: Prepared, row: int = 0
+        self, progress: Progress, randomness: Randomness, adapters: RowAdapters, call: Prepared, row: int = 0
     ) -> Decoding:
         """Put a run together; ``row`` is the number of its first row in ``progress``."""
         acceptor, config = self.config.rule, call.config
@@ -198,7 +209,7 @@ class LossyCall:
         runner.chunk = config.prefill_chunk_size
         windows = ()
         if config.output_attentions:
-            windows = compat.attention_windows(self.model, compat.cache_of(call.inputs))
+            windows = attention_windows(self.model, cache_of(call.inputs))
         outputs = OutputRecorder(config, call.batch, call.ids.shape[1], windows, row)
         reader = TargetReader(self.model, processors, acceptor, config.do_sample, randomness)
         making = replace(making, runner=draft_runner, returned=runner.returns_states)
@@ -216,21 +227,21 @@ class LossyCall:
             synced=call.synced_gpus,
         )
 
-    def _draft_inputs(self, call: Prepared) -> compat.PreparedInputs | None:
+    def _draft_inputs(self, call: Prepared) -> PreparedInputs | None:
         """Return the inputs of a draft model that reads more than text, as stock assisted generation hands them on."""
         if not (own := self.choice.kind.cached):
             return None
         (draft,) = own
-        others = compat.other_inputs(draft, self.keywords)
-        if not others and not compat.generates_inside(draft):
+        others = other_inputs(draft, self.keywords)
+        if not others and not generates_inside(draft):
             return None
         copies = call.config.num_return_sequences or 1
-        return compat.prepared_inputs(draft, call.ids, mask_of(call.ids, call.inputs), others, copies)
+        return prepared_inputs(draft, call.ids, mask_of(call.ids, call.inputs), others, copies)
 
-    def _switch(self, call: Prepared) -> compat.FrequencySwitch | None:
+    def _switch(self, call: Prepared) -> FrequencySwitch | None:
         """Return where a call's frequencies change with the width of a forward; warn where that ends drafting."""
         positions, prompt = call.inputs.get("position_ids"), call.ids.shape[1]
-        switch = compat.frequency_switch(self.model, positions, prompt, call.batch, call.config.max_length)
+        switch = frequency_switch(self.model, positions, prompt, call.batch, call.config.max_length)
         if switch is not None and switch.with_every_token:
             warn_once(
                 f"{type(self.model).__name__} chooses its rotary frequencies by the longest text of a forward, so a "

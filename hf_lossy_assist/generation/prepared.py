@@ -12,7 +12,9 @@ from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
 from transformers.utils import ModelOutput
 
-from ..compat import CACHE_NAMES, ENCODED, PreparedInputs, empty_copy, padding_token, row_of_encoded, tokens_in
+from ..compat.caches import CACHE_NAMES, empty_copy, tokens_in
+from ..compat.inputs import padding_token
+from ..compat.multimodal import ENCODED, PreparedInputs, row_of_encoded
 from ..models.processing import of_row
 
 

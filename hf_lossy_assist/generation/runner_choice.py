@@ -13,8 +13,11 @@ from torch.nn.functional import pad
 from transformers import PreTrainedModel
 from transformers.cache_utils import StaticCache
 
-from .. import compat
-from ..compat import belongs_to_user
+from ..compat.caches import CACHE, belongs_to_user, cache_name, cache_of, is_offloaded_cache, new_cache, text_cache
+from ..compat.inputs import forward_inputs, tokens_before
+from ..compat.models import compiles_by_itself, device_of, has_hooks, has_recurrent_state
+from ..compat.positions import FrequencySwitch
+from ..compat.probe import ask
 from ..drafting.model import NO_END
 from ..drafting.tree import MOST
 from ..drafting.vocabulary import Vocabulary, vocabulary_sizes
@@ -99,7 +102,7 @@ def choose_runners(
     model: PreTrainedModel,
     choice: DrafterChoice,
     making: Making,
-    switch: compat.FrequencySwitch | None,
+    switch: FrequencySwitch | None,
 ) -> Runners:
     """Return the runners of a call, as :func:`choose_path` says; ``switch`` says where frequencies change.
 
@@ -122,13 +125,13 @@ class _RunnerChoice:
 
     @cached_property
     def _cache(self) -> Any:
-        return compat.cache_of(self.call.inputs)
+        return cache_of(self.call.inputs)
 
     @cached_property
     def _before(self) -> int:
         """How many tokens the caller's cache holds before the prompt."""
         call = self.call
-        return compat.tokens_before(call.ids, call.inputs, call.config, call.held) if call.held else 0
+        return tokens_before(call.ids, call.inputs, call.config, call.held) if call.held else 0
 
     @property
     def _seen(self) -> int:
@@ -150,27 +153,27 @@ class _RunnerChoice:
     def dynamic(self) -> ModelRunner:
         """Return the target's runner on a dynamic cache, or with saved states."""
         model, call = self.model, self.call
-        inputs, length = compat.forward_inputs(model, call.ids, call.inputs), call.ids.shape[1]
+        inputs, length = forward_inputs(model, call.ids, call.inputs), call.ids.shape[1]
         positions = call.inputs.get("position_ids")
         if positions is not None and (missing := self._before + length - positions.shape[-1]) > 0:
             call.inputs["position_ids"] = pad(positions, (missing, 0))  # of the tokens before, which nobody reads
-        if compat.has_recurrent_state(model):
+        if has_recurrent_state(model):
             keeps_cache = belongs_to_user(self._cache) or bool(call.config.return_dict_in_generate)
             # Padding of a prompt alone may be part of the text, so only rows of a batch skip it.
-            skips = call.of_batch and compat.ask(model).free
+            skips = call.of_batch and ask(model).free
             padding = padding_before(call.inputs.get("attention_mask")) if skips else 0
             return RecurrentRunner(inputs, call.inputs, length, self._seen, padding=padding, keeps_cache=keeps_cache)
         return DynamicCacheRunner(inputs, call.inputs, length, self._seen, self._last_position, self._before)
 
-    def static(self, switch: compat.FrequencySwitch | None) -> Runners | None:
+    def static(self, switch: FrequencySwitch | None) -> Runners | None:
         """Return runners on static caches; None where these are impossible or not wanted."""
         model, call, cache = self.model, self.call, self._cache
-        given = isinstance(compat.text_cache(cache), StaticCache)
+        given = isinstance(text_cache(cache), StaticCache)
         path = choose_path(
-            compat.device_of(model).type,
+            device_of(model).type,
             self.config.compile,
             static=given,
-            by_itself=given and compat.compiles_by_itself(model, call.inputs, call.config),
+            by_itself=given and compiles_by_itself(model, call.inputs, call.config),
             disabled=bool(call.config.disable_compile),
             tokens=call.config.max_length - call.ids.shape[1],
             slots=call.batch * call.config.max_length,
@@ -185,9 +188,9 @@ class _RunnerChoice:
         if obstacle is not None:
             if given and belongs_to_user(cache):
                 raise LossyUnsupportedError(
-                    f"`{compat.CACHE}` is a static cache, but {obstacle}; pass a DynamicCache, or leave it out"
+                    f"`{CACHE}` is a static cache, but {obstacle}; pass a DynamicCache, or leave it out"
                 )
-            call.inputs[compat.cache_name(model)] = compat.new_cache(model, like=cache) if given else cache
+            call.inputs[cache_name(model)] = new_cache(model, like=cache) if given else cache
             if asked:
                 _say(given, obstacle)
             return None
@@ -253,9 +256,7 @@ class _RunnerChoice:
         if alone or "draft_hidden" in self.config.rule.needs:
             return None
         # Hooks, such as those that time forwards, see each token.
-        if any(
-            compat.has_hooks(x) for x in (draft, draft.get_decoder(), draft.get_output_embeddings()) if x is not None
-        ):
+        if any(has_hooks(x) for x in (draft, draft.get_decoder(), draft.get_output_embeddings()) if x is not None):
             return None
         drawn = vocabulary_sizes(self.model)[0] if call.config.do_sample else 0
         return TokenChoice(drawn, call.processors, settings, vocabulary)
@@ -265,14 +266,14 @@ class _RunnerChoice:
         model, call, kind, cache = self.model, self.call, self.choice.kind, self._cache
         if model.config.is_encoder_decoder:
             return f"{type(model).__name__} has an encoder"
-        if compat.is_offloaded_cache(cache):
+        if is_offloaded_cache(cache):
             return "it is offloaded"
         if self.config.rule.unverified_drafting is not None:
             return f"the rule {self.config.rule.name!r} drafts any number of tokens"
         if "static" not in kind.gives:
             return "its drafter may want to see the target's inputs and outputs"
         if belongs_to_user(cache) and not isinstance(cache, StaticCache):
-            return f"`{compat.CACHE}` is a {type(cache).__name__}"
+            return f"`{CACHE}` is a {type(cache).__name__}"
         if self._before:
             return "`input_ids` lacks the tokens that it holds, or new ones after them (the whole text works)"
         if belongs_to_user(cache) and not rewinds(cache):
@@ -303,7 +304,7 @@ class _RunnerChoice:
     def _failed(self, runner: FixedRunner, path: Path, shapes: Shapes, asked: bool) -> bool:
         """Compile or record a model's forwards; tell whether that is impossible, which is warned of."""
         name = type(runner.model).__name__
-        filled = f"`{compat.CACHE}` holds tokens already, which compiling would overwrite"
+        filled = f"`{CACHE}` holds tokens already, which compiling would overwrite"
         obstacle = (
             obstacle_to_compiling(runner.model)
             or (obstacle_to_recording(runner.model, self.call) if path is not Path.COMPILED else None)

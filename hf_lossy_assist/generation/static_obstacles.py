@@ -8,7 +8,18 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from .. import compat
+from ..compat.inputs import TEXT_INPUTS, WHOLE_OUTPUTS
+from ..compat.models import (
+    MASKED_ATTENTION,
+    attention_of,
+    device_of,
+    forward_accepts,
+    has_hooks,
+    is_sharded,
+    supports_static_cache,
+)
+from ..compat.positions import changes_frequencies
+from ..compat.probe import ask
 from ..models.prepacked import is_prepacked
 from ..models.quantised import can_be_compiled, dtype_of
 from ..models.static.cache_slot import new_static_cache, rewinds
@@ -20,15 +31,15 @@ from .prepared import Prepared
 def obstacle_to_static(model: PreTrainedModel) -> str | None:
     """Say why a model can't run on a static cache; None where it can."""
     name = type(model).__name__
-    attention = compat.attention_of(model)
-    if attention not in compat.MASKED_ATTENTION:
+    attention = attention_of(model)
+    if attention not in MASKED_ATTENTION:
         return f"{attention!r} attention looks at empty slots of a static cache; load {name} with 'sdpa'"
-    if not compat.supports_static_cache(model):
+    if not supports_static_cache(model):
         return f"{name} does not support static caches"
-    if not compat.ask(model).at_first:
+    if not ask(model).at_first:
         return f"{name} has to read a prompt without a draft behind it"
     for parameter in ("position_ids", "logits_to_keep"):
-        if not compat.forward_accepts(model, parameter):
+        if not forward_accepts(model, parameter):
             return f"the forward of {name} takes no `{parameter}`"
     if not rewinds(cache := new_static_cache(model, 8)):
         return f"{name} has layers that can't be rolled back by position ({kinds_of(cache)})"
@@ -52,11 +63,11 @@ def obstacle_to_filling(model: PreTrainedModel) -> str | None:
 
 def obstacle_to_inputs(call: Prepared) -> str | None:
     """Say which option or input of a call static caches do not support; None if they support all."""
-    for name in compat.WHOLE_OUTPUTS:
+    for name in WHOLE_OUTPUTS:
         if getattr(call.config, name, False):
             return f"`{name}` is set"
     for name, value in call.inputs.items():
-        if name not in compat.TEXT_INPUTS and value is not None and value is not False:
+        if name not in TEXT_INPUTS and value is not None and value is not False:
             return f"the model has the input `{name}`"
     positions = call.inputs.get("position_ids")
     return None if positions is None or positions.shape == call.ids.shape else "its positions are not one per token"
@@ -69,22 +80,22 @@ UNRECORDABLE: weakref.WeakSet[PreTrainedModel] = weakref.WeakSet()
 def obstacle_to_recording(model: PreTrainedModel, call: Prepared) -> str | None:
     """Say why graphs of a model can't be recorded; None where they can. What runs in Python is not in a graph."""
     name = type(model).__name__
-    device = compat.device_of(model).type
+    device = device_of(model).type
     if device not in RECORDERS or len({*getattr(model, "hf_device_map", {}).values()}) > 1:
         return f"graphs can't be recorded where {name} is"
     if model in UNRECORDABLE:
         return f"recording {name} failed before"
     if torch.is_autocast_enabled(device):
         return "autocast makes copies of the weights, which end with it"
-    if call.synced_gpus or compat.is_sharded(model):
+    if call.synced_gpus or is_sharded(model):
         return f"{name} is spread over processes"
     decoder, head = model.get_decoder() or model, model.get_output_embeddings()
     inside = [x for x in decoder.modules() if not isinstance(x, PreTrainedModel) and x not in (decoder, head)]
-    if any(map(compat.has_hooks, inside)):
+    if any(map(has_hooks, inside)):
         return f"hooks watch layers of {name}, and would not be called"
     if any(hasattr(x, "active_adapters") for x in inside):
         return f"{name} has adapters, which may change"
-    if compat.changes_frequencies(model):
+    if changes_frequencies(model):
         return f"the frequencies of {name} depend on the text's length"
     return None
 

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 from torch import Tensor, nn
 
-from ..compat import innermost, is_sharded, origin_of
+from ..compat.models import innermost, is_sharded, origin_of
 from ..errors import LossyValueError
 from ..values import Checked, Rule, Size, Text, is_number, known_fields, or_none
 from .repository import HUB_ID

@@ -11,10 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor
 from transformers import LogitsProcessor, LogitsProcessorList, PreTrainedModel
+from transformers.generation.candidate_generator import CandidateGenerator
 
-from .. import compat
 from ..acceptors import decide
-from ..compat import CandidateGenerator
+from ..compat.drafters import DRAFTERS_WITHOUT_LOGITS, intercepted_drafter
+from ..compat.inputs import ending_tokens
+from ..compat.models import compiles_by_itself, device_of, shared_seed, unwrap
 from ..core.distributions import Randomness
 from ..core.limits import BoundLimits
 from ..core.messages import Draft, RowDecision
@@ -93,8 +95,8 @@ class LossyVerification(LogitsProcessor):
         tokenizer: Any = None,
         **config: Any,
     ) -> None:
-        self.target = compat.unwrap(target)
-        self.config = LossyConfig.from_fields(mode, config, lossy_head, device=compat.device_of(self.target))
+        self.target = unwrap(target)
+        self.config = LossyConfig.from_fields(mode, config, lossy_head, device=device_of(self.target))
         self.tokenizer = tokenizer
         self.config.limits.bind(tokenizer)  # refuses unknown markers
         self.assistant_model = assistant_model
@@ -131,7 +133,7 @@ class LossyVerification(LogitsProcessor):
 
     def __enter__(self) -> LossyVerification:
         with ExitStack() as stack:
-            stack.enter_context(compat.intercepted_drafter(self.target, self._intercept))
+            stack.enter_context(intercepted_drafter(self.target, self._intercept))
             stack.callback(self.target.register_forward_pre_hook(self._before, with_kwargs=True).remove)
             stack.callback(self.target.register_forward_hook(self._after).remove)
             self._exit = stack.pop_all()
@@ -167,7 +169,7 @@ class LossyVerification(LogitsProcessor):
         # The loop asks them about rejected tokens too, in the list that it has handed over.
         own = iter(others)
         logits_processor[:] = [processor if processor is self else next(own) for processor in logits_processor]
-        if compat.compiles_by_itself(self.target, model_kwargs, generation_config):
+        if compiles_by_itself(self.target, model_kwargs, generation_config):
             # The rule reads the forward through hooks, which a compiled one passes over.
             warn_once(
                 "compiling on a static cache has no effect inside a LossyVerification. Decoding goes on without it; "
@@ -177,7 +179,7 @@ class LossyVerification(LogitsProcessor):
         longest = None if self.assistant_model is None else self.num_assistant_tokens
         structured = check_grammar(self.config, others, generation_config.do_sample)
         check_mode(self.config, generation_config.do_sample, longest)
-        randomness = Randomness(compat.shared_seed(self.target, self.config.seed))
+        randomness = Randomness(shared_seed(self.target, self.config.seed))
         if self.assistant_model is None:
             drafter = build(**{**given, "logits_processor": others})
         else:
@@ -193,7 +195,7 @@ class LossyVerification(LogitsProcessor):
                 stop=fresh(self.stop),
             )
         acceptor = self.config.rule
-        known = self.assistant_model is not None or isinstance(drafter, compat.DRAFTERS_WITHOUT_LOGITS)
+        known = self.assistant_model is not None or isinstance(drafter, DRAFTERS_WITHOUT_LOGITS)
         if "draft_or_point_mass" in acceptor.needs and not known:
             raise LossyValueError(_UNKNOWN_DISTRIBUTION.format(acceptor.name))
         reader = TargetReader(self.target, others, acceptor, generation_config.do_sample, randomness)
@@ -204,7 +206,7 @@ class LossyVerification(LogitsProcessor):
             stats,
             self.config.limits.bind(self.tokenizer, structured),
             input_ids.shape[1],
-            compat.ending_tokens(generation_config),
+            ending_tokens(generation_config),
             self.config.inspect,
         )
         return self._rounds
@@ -256,7 +258,7 @@ class _TransformersRounds(CandidateGenerator):
 
     def get_candidates(self, input_ids: Tensor, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
         self.draft = self.logits = self.decision = None
-        ids = input_ids.to(compat.device_of(self.reader.model))
+        ids = input_ids.to(device_of(self.reader.model))
         self.stats.start()
         self.draft = self.drafter.ask(ids, 2**31, **kwargs)
         self.stats.draft_work(self.draft.cost, [0])

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, DynamicLayer, DynamicSlidingWindowLayer
 
-from ..compat import EMPTY_LAYERS, FixedLayer
+from ..compat.caches import EMPTY_LAYERS, FixedLayer
 from ..core.texts import RowShift
 
 # These hold one slot per token and nothing else, or what stays as it is.

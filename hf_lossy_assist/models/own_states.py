@@ -13,7 +13,13 @@ import torch
 from torch import Tensor, nn
 from transformers import LogitsProcessor, LogitsProcessorList, PreTrainedTokenizerBase
 
-from ..compat import copies_of_grammar_parts, is_grammar_part, process_row, reads_only_text, with_grammar_of_row
+from ..compat.processors import (
+    copies_of_grammar_parts,
+    is_grammar_part,
+    process_row,
+    reads_only_text,
+    with_grammar_of_row,
+)
 from ..errors import LossyUnsupportedError, warn_once
 
 SLOW = 0.02

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from ..compat import fold_attention
+from ..compat.kernels import fold_attention
 from ..errors import LossyUnsupportedError, LossyValueError
 from .quantised import PackedModule, dtype_of, with_replaced
 

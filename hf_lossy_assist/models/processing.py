@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from transformers import LogitsProcessor, LogitsProcessorList
 
-from ..compat import PREFIX_FREE_PROCESSORS, of_rows, process_row, process_rows_alike, process_rows_apart
+from ..compat.processors import PREFIX_FREE_PROCESSORS, of_rows, process_row, process_rows_alike, process_rows_apart
 from ..core.shapes import Chain, Shape
 from ..core.texts import Texts
 from ..core.transfers import to_device

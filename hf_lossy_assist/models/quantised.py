@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from ..compat import ask, fold_attention, has_int8_kernel, int8_product, sums_overflow
+from ..compat.kernels import fold_attention, has_int8_kernel, int8_product, sums_overflow
+from ..compat.probe import ask
 from ..errors import LossyUnsupportedError, LossyValueError
 from ..heads.identity import row_norms
 from .few_rows import FEW_ROWS, products

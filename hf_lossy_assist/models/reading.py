@@ -19,7 +19,8 @@ from torch.nn.functional import pad
 from transformers import PreTrainedModel
 from transformers.cache_utils import DynamicCache
 
-from ..compat import cache_name, device_of, forward_accepts, has_recurrent_state, new_cache, obstacle_in_cache
+from ..compat.caches import cache_name, new_cache, obstacle_in_cache
+from ..compat.models import device_of, forward_accepts, has_recurrent_state
 from ..core.distributions import Randomness
 from ..core.texts import common_prefix
 from ..errors import LossyUnsupportedError

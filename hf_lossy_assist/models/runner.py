@@ -13,21 +13,11 @@ from typing import Any
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from ..compat import (
-    CACHE,
-    ForwardInputs,
-    TreeInputs,
-    ask,
-    cache_name,
-    cache_of,
-    device_of,
-    new_cache,
-    recording,
-    rollback,
-    stop_recording,
-    takes_whole_masks,
-    text_cache,
-)
+from ..compat.caches import CACHE, cache_name, cache_of, new_cache, recording, rollback, stop_recording, text_cache
+from ..compat.inputs import ForwardInputs
+from ..compat.models import device_of
+from ..compat.probe import ask, takes_whole_masks
+from ..compat.tree_inputs import TreeInputs
 from ..core.distributions import Randomness
 from ..core.texts import RowShift
 from .cache_rows import keep_path, move_cache

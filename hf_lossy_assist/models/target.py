@@ -11,7 +11,8 @@ from torch import Tensor
 from transformers import LogitsProcessorList, PreTrainedModel
 
 from ..acceptors import Acceptor
-from ..compat import FrequencySwitch, idle_forward
+from ..compat.models import idle_forward
+from ..compat.positions import FrequencySwitch
 from ..core.distributions import Randomness
 from ..core.messages import Commit, Draft, TargetOutput, Verification
 from ..core.shapes import Shape

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .. import pairs
-from ..compat import versions_of
+from ..compat.models import versions_of
 from ..errors import LossyValueError
 from ..heads import ModelIdentity, columns
 from ..heads.identity import differing_models

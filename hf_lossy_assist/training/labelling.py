@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Protocol
 import numpy as np
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from ..compat import ending_tokens
+from ..compat.inputs import ending_tokens
 from ..errors import LossyValueError
 from ..heads.identity import ModelIdentity
 from ..models.reading import check_readable

@@ -15,7 +15,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
-from ..compat import new_cache
+from ..compat.caches import new_cache
 from ..models.reading import CachedText, forward
 
 # Free columns on the right, which fill up before all rows move to the left.

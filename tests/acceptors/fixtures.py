@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import torch
 from scipy import stats
+from transformers.generation.candidate_generator import CandidateGenerator
 
 from hf_lossy_assist import VerifierHead
 from hf_lossy_assist.acceptors import decide
-from hf_lossy_assist.compat import CandidateGenerator
 from hf_lossy_assist.core.distributions import Randomness
 from hf_lossy_assist.core.messages import Verification
 from hf_lossy_assist.heads import ModelIdentity, VerifierConfig

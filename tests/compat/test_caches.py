@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import CONFIG_MAPPING, DynamicCache, EncoderDecoderCache, StaticCache
 
-from hf_lossy_assist.compat import attention_windows, new_cache, rollback, text_cache
+from hf_lossy_assist.compat.caches import attention_windows, new_cache, rollback, text_cache
 from tests.encoder_decoders import made
 from tests.tiny_models import tiny
 from tests.trial.families import family

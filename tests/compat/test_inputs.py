@@ -8,8 +8,8 @@ from transformers import DynamicCache
 from transformers.generation import candidate_generator as stock
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
-from hf_lossy_assist.compat import CACHE, ForwardInputs, forward_inputs
-from hf_lossy_assist.compat.inputs import PlainForwardInputs
+from hf_lossy_assist.compat.caches import CACHE
+from hf_lossy_assist.compat.inputs import ForwardInputs, PlainForwardInputs, forward_inputs
 from tests.tiny_models import prompt, tiny
 
 KINDS = (ForwardInputs, PlainForwardInputs)

@@ -10,7 +10,8 @@ import torch
 from torch import nn
 
 from hf_lossy_assist import prepack, quantize_draft
-from hf_lossy_assist.compat import CACHE, cache_of, kernels
+from hf_lossy_assist.compat import kernels
+from hf_lossy_assist.compat.caches import CACHE, cache_of
 from hf_lossy_assist.compat.kernels import FOLDED, folded_attention
 from hf_lossy_assist.models.quantised import DynamicInt8Linear
 from tests.tiny_models import tiny

@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import LogitsProcessorList, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
-from hf_lossy_assist.compat import NucleusWarper, process_rows_apart, without_observers
+from hf_lossy_assist.compat.processors import NucleusWarper, process_rows_apart, without_observers
 from hf_lossy_assist.models.processing import reads_text
 
 VOCABULARY = 5000

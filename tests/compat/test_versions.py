@@ -15,6 +15,7 @@ from transformers import DynamicCache
 from transformers.utils import logging as their_logging
 
 import hf_lossy_assist
+from hf_lossy_assist.compat.caches import CACHE
 from hf_lossy_assist.integrations.transformers_loop import LossyVerification
 from tests.acceptors.fixtures import verifier_head
 from tests.tiny_models import noisy_copy, padded, prompt, tiny
@@ -126,7 +127,7 @@ CALLS = {
     "tree": ONE | DRAFTED | {"lossy_config": {"tree": {"depth": 3, "top_k": 2, "nodes": 4}}},
     "look-up": ONE | {"prompt_lookup_num_tokens": 3},
     "static cache": ONE | DRAFTED | {"cache_implementation": "static"},
-    "a cache of the caller's": ONE | DRAFTED | {hf_lossy_assist.compat.CACHE: DynamicCache(config=TARGET.config)},
+    "a cache of the caller's": ONE | DRAFTED | {CACHE: DynamicCache(config=TARGET.config)},
     "dropped heads": ONE | DRAFTED | {"lossy_mode": "dropmatch"},
     "sprinter": ONE | DRAFTED | {"lossy_mode": "sprinter", "lossy_head": verifier_head(TARGET, DRAFT)},
     "all outputs": ONE | DRAFTED | {"return_dict_in_generate": True, "output_scores": True, "output_attentions": True},
@@ -163,7 +164,7 @@ def test_no_call_uses_what_transformers_is_about_to_remove(name: str):
 
 
 def test_a_deprecated_name_would_be_found():
-    if hf_lossy_assist.compat.CACHE == "past_key_values":
+    if CACHE == "past_key_values":
         pytest.skip("this version's own name")
     cache = DynamicCache(config=TARGET.config)
     assert warned_of(lambda: TARGET(prompt(), past_key_values=cache))

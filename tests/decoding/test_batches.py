@@ -15,7 +15,7 @@ import torch
 from transformers import DynamicCache, LogitsProcessor, LogitsProcessorList
 
 from hf_lossy_assist import LossyError
-from hf_lossy_assist.compat import CACHE
+from hf_lossy_assist.compat.caches import CACHE
 from tests.acceptors.fixtures import P, Q, chi_square_p
 from tests.acceptors.table import ROWS, row_id
 from tests.parity import assert_same_rows

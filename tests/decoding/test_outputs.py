@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from transformers import GenerationConfig
 
-from hf_lossy_assist.compat import CACHE
+from hf_lossy_assist.compat.caches import CACHE
 from hf_lossy_assist.core.messages import TargetOutput
 from hf_lossy_assist.core.statistics import LossyStats
 from hf_lossy_assist.decoding.outputs import OutputRecorder, side_by_side

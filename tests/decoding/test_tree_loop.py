@@ -7,7 +7,8 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from hf_lossy_assist import LossyUnsupportedError
-from hf_lossy_assist.compat import forward_accepts, obstacle_to_rollback
+from hf_lossy_assist.compat.models import forward_accepts
+from hf_lossy_assist.compat.probe import obstacle_to_rollback
 from hf_lossy_assist.drafting.tree import TreeDrafter
 from hf_lossy_assist.heads import JudgeConfig, JudgeHead, ModelIdentity
 from tests.acceptors.fixtures import chi_square_p, count_texts, law_of_texts, pooled

@@ -32,7 +32,7 @@ from transformers import (
 )
 
 from hf_lossy_assist import last_stats
-from hf_lossy_assist.compat import cache_of
+from hf_lossy_assist.compat.caches import cache_of
 from tests.acceptors.fixtures import verifier_head
 from tests.parity import assert_same_rows
 from tests.tiny_models import _COMMON, VOCAB, noisy_copy, padded, prompt, tiny

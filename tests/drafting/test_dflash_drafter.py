@@ -7,7 +7,7 @@ import torch
 from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
 
 from hf_lossy_assist import LossyUnsupportedError, LossyValueError
-from hf_lossy_assist.compat import CACHE
+from hf_lossy_assist.compat.caches import CACHE
 from hf_lossy_assist.drafting.dflash_drafter import DFlashDrafter
 from tests.acceptors.fixtures import chi_square_p, count_texts, law_of_texts, pooled
 from tests.dflash_heads import BLOCK, SLIDING, random_dflash, trained_dflash, trained_pair

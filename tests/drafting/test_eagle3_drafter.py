@@ -7,7 +7,7 @@ import torch
 from transformers import DynamicCache
 
 from hf_lossy_assist import LossyUnsupportedError
-from hf_lossy_assist.compat import CACHE
+from hf_lossy_assist.compat.caches import CACHE
 from hf_lossy_assist.drafting.eagle3_drafter import Eagle3Drafter
 from hf_lossy_assist.drafting.state_drafter import LayerStates
 from tests.drafting.uncached import eagle3_logits

@@ -24,7 +24,7 @@ from transformers import (
 )
 
 from hf_lossy_assist import LossyError, last_stats
-from hf_lossy_assist.compat import CACHE
+from hf_lossy_assist.compat.caches import CACHE
 from tests.acceptors.table import ROWS, row_id
 from tests.encoder_decoders import ARCHITECTURES, bart, made, t5
 from tests.parity import assert_lossless

@@ -10,9 +10,11 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 from transformers import CompileConfig, DynamicCache
+from transformers.generation.candidate_generator import CandidateGenerator
 
 from hf_lossy_assist import quantize_draft
-from hf_lossy_assist.compat import CACHE, CandidateGenerator, obstacle_to_rollback
+from hf_lossy_assist.compat.caches import CACHE
+from hf_lossy_assist.compat.probe import obstacle_to_rollback
 from hf_lossy_assist.drafting import lookup_first
 from hf_lossy_assist.drafting.dflash_drafter import DFlashDrafter
 from hf_lossy_assist.drafting.eagle3_drafter import Eagle3Drafter

@@ -18,7 +18,7 @@ from transformers.generation.candidate_generator import CandidateGenerator
 
 import hf_lossy_assist
 from hf_lossy_assist import errors
-from hf_lossy_assist.compat import CACHE
+from hf_lossy_assist.compat.caches import CACHE
 from hf_lossy_assist.errors import LossyError, LossyValueError
 from tests.acceptors.fixtures import verifier_head
 from tests.acceptors.table import judge_head

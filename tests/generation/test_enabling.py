@@ -20,10 +20,11 @@ from transformers import (
     GenerationMixin,
     StoppingCriteria,
 )
+from transformers.generation.candidate_generator import CandidateGenerator
 from transformers.generation.streamers import BaseStreamer
 
-from hf_lossy_assist import compat, disable, enable, enabled, last_stats
-from hf_lossy_assist.compat import CandidateGenerator
+from hf_lossy_assist import disable, enable, enabled, last_stats
+from hf_lossy_assist.compat.models import unwrap
 from hf_lossy_assist.generation import enabling
 from tests.tiny_models import noisy_copy, prompt, tiny
 
@@ -96,7 +97,7 @@ def test_a_model_is_freed_whose_defaults_refer_to_it(case: str, how: str):
         assert last_stats(model).rounds > 0
     if how == "enable":
         disable(model)
-    gone = weakref.ref(compat.unwrap(model))
+    gone = weakref.ref(unwrap(model))
     del model, defaults
     gc.collect()
     assert gone() is None

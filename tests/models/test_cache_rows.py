@@ -7,7 +7,8 @@ import torch
 from transformers import DynamicCache, DynamicLayer, StaticCache
 from transformers.cache_utils import DynamicSlidingWindowLayer
 
-from hf_lossy_assist.compat import CACHE, PlainForwardInputs, ready_for_rollback, recording
+from hf_lossy_assist.compat.caches import CACHE, ready_for_rollback, recording
+from hf_lossy_assist.compat.inputs import PlainForwardInputs
 from hf_lossy_assist.core.texts import Texts
 from hf_lossy_assist.models.cache_rows import movable, move_cache
 from hf_lossy_assist.models.runner import DynamicCacheRunner

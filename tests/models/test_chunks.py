@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from hf_lossy_assist import LossyUnsupportedError, LossyValueError
-from hf_lossy_assist.compat import ask
+from hf_lossy_assist.compat.probe import ask
 from tests.parity import assert_same_rows
 from tests.tiny_models import noisy_copy, padded, prompt, tiny
 from tests.trial.families import family

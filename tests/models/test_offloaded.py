@@ -7,7 +7,8 @@ import warnings
 import pytest
 import torch
 
-from hf_lossy_assist.compat import CACHE, obstacle_to_rollback
+from hf_lossy_assist.compat.caches import CACHE
+from hf_lossy_assist.compat.probe import obstacle_to_rollback
 from tests.dflash_heads import random_dflash
 from tests.eagle3_heads import random_head
 from tests.encoder_decoders import made

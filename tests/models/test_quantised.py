@@ -16,7 +16,7 @@ from hf_lossy_assist import (
     quantize_draft,
     trim_draft_vocabulary,
 )
-from hf_lossy_assist.compat import sums_overflow
+from hf_lossy_assist.compat.kernels import sums_overflow
 from hf_lossy_assist.models import quantised
 from hf_lossy_assist.models.quantised import (
     DTYPES,

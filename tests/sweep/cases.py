@@ -9,7 +9,7 @@ import torch
 from transformers import DynamicCache, PreTrainedModel
 
 from hf_lossy_assist import LossyError, enable
-from hf_lossy_assist.compat import CACHE
+from hf_lossy_assist.compat.caches import CACHE
 from tests.tiny_models import noisy_copy, padded, prompt
 from tests.trial.drawing import attempt
 

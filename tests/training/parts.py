@@ -9,7 +9,7 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-from hf_lossy_assist.compat import ending_tokens
+from hf_lossy_assist.compat.inputs import ending_tokens
 from hf_lossy_assist.tasks import Example, Task
 from hf_lossy_assist.training.choice import DraftArgmax
 from hf_lossy_assist.training.judge_labels import JudgeLabels, JudgeMiner

@@ -16,7 +16,8 @@ import torch
 from transformers import GenerationMixin
 
 import hf_lossy_assist
-from hf_lossy_assist import LossyVerification, compat, enabled
+from hf_lossy_assist import LossyVerification, enabled
+from hf_lossy_assist.compat import drafters
 from hf_lossy_assist.generation import enabling
 from tests.golden.cases import RULES
 from tests.tiny_models import noisy_copy, prompt, tiny
@@ -30,7 +31,7 @@ HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_forward_hooks_with_kwargs", "
 def state_of(*models: Any) -> dict[str, Any]:
     """Everything that a call could leave changed."""
     state: dict[str, Any] = {"class": dict(vars(GenerationMixin)), "pending": enabling._pending.get()}
-    state["running"], state["intercepts"] = len(enabling._running), any(compat.drafters._intercepts.values())
+    state["running"], state["intercepts"] = len(enabling._running), any(drafters._intercepts.values())
     for i, model in enumerate(models):
         state[f"{i} weights"] = {name: value.numpy().tobytes() for name, value in model.state_dict().items()}
         state[f"{i} configs"] = model.config.to_dict(), model.generation_config.to_dict()

@@ -13,7 +13,9 @@ from torch.nn.functional import pad
 from transformers import DynamicCache, LogitsProcessor, PreTrainedModel, StoppingCriteria, StoppingCriteriaList
 
 from hf_lossy_assist import LossyError, enabled, last_stats
-from hf_lossy_assist.compat import CACHE, forward_accepts, obstacle_to_rollback, supports_static_cache, unwrap
+from hf_lossy_assist.compat.caches import CACHE
+from hf_lossy_assist.compat.models import forward_accepts, supports_static_cache, unwrap
+from hf_lossy_assist.compat.probe import obstacle_to_rollback
 from tests.golden.cases import RULES
 from tests.parity import assert_same_rows
 from tests.tiny_models import LENGTHS, VOCAB, padded, prompt

@@ -10,7 +10,7 @@ from typing import Any
 from transformers import PreTrainedModel
 
 from hf_lossy_assist import LossyError
-from hf_lossy_assist.compat import obstacle_to_rollback
+from hf_lossy_assist.compat.probe import obstacle_to_rollback
 from tests.parity import assert_same_rows
 from tests.trial.drawing import attempt
 from tests.trial.families import family

@@ -11,7 +11,7 @@ from transformers import GenerationConfig, PreTrainedModel
 
 from hf_lossy_assist import LossyError, enabled
 from hf_lossy_assist.acceptors import REGISTRY, settings_of
-from hf_lossy_assist.compat import CACHE
+from hf_lossy_assist.compat.caches import CACHE
 from hf_lossy_assist.errors import brief
 from tests.tiny_models import noisy_copy, prompt, tiny
 

@@ -12,7 +12,7 @@ from accelerate import cpu_offload
 from accelerate.hooks import ModelHook, add_hook_to_module, remove_hook_from_module
 from transformers import PreTrainedModel
 
-from hf_lossy_assist.compat import unwrap
+from hf_lossy_assist.compat.models import unwrap
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from transformers import DynamicCache, GenerationMixin
 from transformers.generation.candidate_generator import CandidateGenerator
 
 from hf_lossy_assist import LossyVerification, disable, enable, last_stats
-from hf_lossy_assist.compat import CACHE
+from hf_lossy_assist.compat.caches import CACHE
 from hf_lossy_assist.drafting.model import ModelDrafter
 from hf_lossy_assist.generation import enabling
 from tests.tiny_models import noisy_copy, padded, prompt, tiny

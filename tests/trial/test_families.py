@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hf_lossy_assist import LossyError
-from hf_lossy_assist.compat import obstacle_to_rollback
+from hf_lossy_assist.compat.probe import obstacle_to_rollback
 from tests.parity import assert_same_rows
 from tests.tiny_models import padded, prompt
 from tests.trial.calls import TIE

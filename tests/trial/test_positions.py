@@ -11,7 +11,10 @@ import pytest
 import torch
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, AutoModelForSeq2SeqLM, PreTrainedModel, StaticCache
 
-from hf_lossy_assist.compat import CACHE, forward_accepts, obstacle_to_rollback, probe, shares_forwards
+from hf_lossy_assist.compat import probe
+from hf_lossy_assist.compat.caches import CACHE
+from hf_lossy_assist.compat.models import forward_accepts
+from hf_lossy_assist.compat.probe import obstacle_to_rollback, shares_forwards
 from tests.tiny_models import VOCAB, padded, prompt
 from tests.trial.calls import filled
 from tests.trial.exact import CHAINS, DRAFTERS, assert_refused, assert_right, exact

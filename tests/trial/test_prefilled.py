@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import DynamicCache, PreTrainedModel, StaticCache
 
-from hf_lossy_assist.compat import CACHE
+from hf_lossy_assist.compat.caches import CACHE
 from tests import dflash_heads, eagle3_heads, mtp_checkpoints
 from tests.tiny_models import prompt
 from tests.trial.calls import filled

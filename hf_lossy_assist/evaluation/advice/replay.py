@@ -18,7 +18,7 @@ from torch import Tensor
 from transformers import LogitsProcessorList, PreTrainedModel
 
 from ...acceptors import Acceptor, decide
-from ...compat import without_observers
+from ...compat.processors import without_observers
 from ...core.distributions import Randomness, total_variation
 from ...core.messages import Verification
 from ...core.shapes import Chain

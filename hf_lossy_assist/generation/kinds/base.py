@@ -10,9 +10,10 @@ from typing import Any, ClassVar, Self
 
 from torch import nn
 from transformers import LogitsProcessorList, PreTrainedModel
+from transformers.generation.candidate_generator import CandidateGenerator
 
-from ... import compat
-from ...compat import CandidateGenerator
+from ...compat.drafters import drafts_from_target_states
+from ...compat.multimodal import placeholders
 from ...core.distributions import Randomness
 from ...drafting import Drafter
 from ...drafting.draft_ends import ConfidenceStop, DraftStop, draft_length_of, fresh
@@ -47,7 +48,7 @@ class Asked:
     @cached_property
     def draft(self) -> PreTrainedModel | None:
         """The model that drafts alone and by itself, if one does."""
-        other = isinstance(self.alone, StateHead) or compat.drafts_from_target_states(self.alone)
+        other = isinstance(self.alone, StateHead) or drafts_from_target_states(self.alone)
         return None if other else self.alone
 
 
@@ -79,7 +80,7 @@ class Making:
         """The settings that all drafters with a model share."""
         call = self.call
         return {
-            "never": compat.placeholders(call.model, call.inputs),
+            "never": placeholders(call.model, call.inputs),
             "processors": self.processors,
             "do_sample": call.config.do_sample,
             "max_length": call.config.max_length,

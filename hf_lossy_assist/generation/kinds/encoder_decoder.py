@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Self
 
-from ...compat import CandidateGenerator
+from transformers.generation.candidate_generator import CandidateGenerator
+
 from ...drafting.encoder_decoder import EncoderDecoderDrafter, check_encoder_decoder_draft
 from ...drafting.vocabulary import check_vocabularies, vocabulary_of
 from ..prepared import Prepared

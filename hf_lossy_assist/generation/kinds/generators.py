@@ -5,7 +5,10 @@ from __future__ import annotations
 from abc import abstractmethod
 from typing import Self
 
-from ...compat import DRAFTERS_WITHOUT_LOGITS, CandidateGenerator, placeholders
+from transformers.generation.candidate_generator import CandidateGenerator
+
+from ...compat.drafters import DRAFTERS_WITHOUT_LOGITS
+from ...compat.multimodal import placeholders
 from ...drafting import Drafter
 from ...drafting.model import ModelDrafter
 from ...drafting.per_row import GeneratorDrafter, PerRowDrafter, drafter_of, missing

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Self
 
-from ...compat import CandidateGenerator
+from transformers.generation.candidate_generator import CandidateGenerator
+
 from ..prepared import Prepared
 from .base import Asked, Making, register
 from .generators import GeneratorKind
-from .transformers_own import transformers_drafter
+from .transformers_own import own_drafter
 
 
 @register
@@ -30,4 +31,4 @@ class Lookup(GeneratorKind):
         return self.asked.options["prompt_lookup_num_tokens"]
 
     def generator(self, making: Making, row: Prepared) -> CandidateGenerator:
-        return transformers_drafter(self, making, row)
+        return own_drafter(self, making, row)

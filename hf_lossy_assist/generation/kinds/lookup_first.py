@@ -8,7 +8,7 @@ from typing import Self
 from torch import nn
 from transformers import PreTrainedModel
 
-from ...compat import placeholders
+from ...compat.multimodal import placeholders
 from ...drafting import Drafter
 from ...drafting.lookup_first import LookupFirstDrafter, price_of
 from .base import Asked, Kind, Making, StaticDraft, chosen, register

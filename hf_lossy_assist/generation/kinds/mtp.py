@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Self
 
-from ...compat import several_or_sliding_mtp
+from ...compat.mtp import several_or_sliding_mtp
 from ...drafting.mtp import Mtp, mtp_of
 from .base import Asked, register
 from .eagle3 import Eagle3Kind

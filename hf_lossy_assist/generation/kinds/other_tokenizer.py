@@ -5,7 +5,8 @@ from __future__ import annotations
 from functools import cached_property
 from typing import Self
 
-from ...compat import CandidateGenerator
+from transformers.generation.candidate_generator import CandidateGenerator
+
 from ...drafting.cross_tokenizer import CrossTokenizerDrafter, Translation
 from ...drafting.model import check_decoder
 from ...drafting.vocabulary import check_tokenizers, vocabulary_sizes

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Self
 
-from ...compat import drafts_from_target_states
+from ...compat.drafters import drafts_from_target_states
 from ...drafting import Drafter
 from ...drafting.shared_keys import SharedKeysDrafter, check_shared_keys
 from .base import Asked, Kind, Making, register

@@ -5,8 +5,11 @@ from __future__ import annotations
 import copy
 from typing import Any, Self
 
-from ... import compat
-from ...compat import CandidateGenerator
+from transformers.generation.candidate_generator import CandidateGenerator
+
+from ...compat.drafters import transformers_drafter
+from ...compat.models import has_recurrent_state
+from ...compat.mtp import several_or_sliding_mtp
 from ...errors import LossyUnsupportedError, LossyValueError
 from ..prepared import Prepared
 from .base import Asked, Making, register
@@ -16,12 +19,12 @@ OPTIONS = ("prompt_lookup_num_tokens", "use_mtp", "speculation_type")
 """Fields by which transformers' ``generate()`` chooses one of its own drafters."""
 
 
-def transformers_drafter(kind: GeneratorKind, making: Making, row: Prepared, model: Any = None) -> CandidateGenerator:
+def own_drafter(kind: GeneratorKind, making: Making, row: Prepared, model: Any = None) -> CandidateGenerator:
     """Return the drafter that transformers' assisted generation would build for a row."""
     asked, config = kind.asked, copy.deepcopy(row.config)
     config.update(**dict.fromkeys(OPTIONS) | dict(asked.options))
     config.update(assistant_early_exit=None, num_assistant_tokens=making.lengths.num_assistant_tokens)
-    return compat.transformers_drafter(asked.target, config, row.ids, row.processors, row.inputs, model)
+    return transformers_drafter(asked.target, config, row.ids, row.processors, row.inputs, model)
 
 
 @register
@@ -35,7 +38,7 @@ class TransformersOwn(GeneratorKind):
     def chosen(cls, asked: Asked) -> Self | None:
         special = asked.generator is None and not {"speculation_type", "use_mtp"}.isdisjoint(asked.options)
         by_layer = asked.assistant is None and "speculation_type" not in asked.options
-        ours = by_layer and special and not compat.several_or_sliding_mtp(asked.target)
+        ours = by_layer and special and not several_or_sliding_mtp(asked.target)
         return cls(asked) if special and not ours else None
 
     def check(self) -> None:
@@ -44,7 +47,7 @@ class TransformersOwn(GeneratorKind):
             raise LossyValueError(
                 f"`speculation_type` {options['speculation_type']!r} needs its draft model as `assistant_model`"
             )
-        if compat.has_recurrent_state(target):
+        if has_recurrent_state(target):
             raise LossyUnsupportedError(
                 f"transformers' own drafter can't follow {type(target).__name__}, whose recurrent state has to be "
                 "read again; pass an `assistant_model` without `use_mtp` and `speculation_type`, or `use_mtp` alone"
@@ -56,4 +59,4 @@ class TransformersOwn(GeneratorKind):
             )
 
     def generator(self, making: Making, row: Prepared) -> CandidateGenerator:
-        return transformers_drafter(self, making, row, self.asked.assistant)
+        return own_drafter(self, making, row, self.asked.assistant)

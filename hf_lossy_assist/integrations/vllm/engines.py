@@ -14,7 +14,7 @@ from typing import IO, Any
 
 import torch
 
-from ...compat import ending_tokens
+from ...compat.inputs import ending_tokens
 from ...errors import LossyUnsupportedError, LossyValueError
 from ...evaluation.modes import DecodingMode, Models
 from ...evaluation.requests import PromptBatch, Response

@@ -14,7 +14,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.cache_utils import Cache, StaticCache, StaticLayer, StaticSlidingWindowLayer
 
-from ...compat import REWINDING_LAYERS, device_of
+from ...compat.caches import REWINDING_LAYERS
+from ...compat.models import device_of
 from ...core.texts import RowShift
 from ..cache_rows import places, slots_of
 

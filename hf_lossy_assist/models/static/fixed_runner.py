@@ -15,7 +15,7 @@ from torch.nn.functional import pad
 from transformers import LogitsProcessorList
 from transformers.utils import logging
 
-from ...compat import device_of
+from ...compat.models import device_of
 from ...core.distributions import Randomness
 from ...errors import LossyUnsupportedError
 from ..runner import ModelRunner

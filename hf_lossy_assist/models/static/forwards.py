@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from transformers import CompileConfig, PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions
 
-from ...compat import CACHE, cache_of
+from ...compat.caches import CACHE, cache_of
 from ...errors import LossyUnsupportedError, warn_once
 from .cache_slot import StaticCacheSlot
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from transformers import CompileConfig
 
-from ...compat import close_pool
+from ...compat.kernels import close_pool
 from .cache_slot import GraphMemory, StaticCacheSlot
 from .forwards import Make
 from .layerwise import compiling

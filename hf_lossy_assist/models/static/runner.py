@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 from transformers import PreTrainedModel
 
-from ...compat import TreeInputs, cache_name, new_cache
+from ...compat.caches import cache_name, new_cache
+from ...compat.tree_inputs import TreeInputs
 from ...core.distributions import Randomness
 from ...core.texts import GrowingTensor, RowShift, counting, ones
 from .cache_slot import StaticCacheSlot

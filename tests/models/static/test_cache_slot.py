@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import PreTrainedModel, StaticCache
 
-from hf_lossy_assist.compat import CACHE
+from hf_lossy_assist.compat.caches import CACHE
 from hf_lossy_assist.models.static.cache_slot import StaticCacheSlot, give_back, new_static_cache, rewinds, take_slot
 from hf_lossy_assist.models.static.runner import StaticCacheRunner
 from tests.tiny_models import prompt, tiny

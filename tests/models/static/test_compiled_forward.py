@@ -14,7 +14,7 @@ from transformers import CompileConfig, DynamicCache, MambaConfig, MambaForCausa
 from transformers.utils import logging
 
 from hf_lossy_assist import LossyVerification
-from hf_lossy_assist.compat import CACHE
+from hf_lossy_assist.compat.caches import CACHE
 from hf_lossy_assist.drafting.model import ModelDrafter
 from hf_lossy_assist.errors import LossyError
 from hf_lossy_assist.generation.static_obstacles import obstacle_to_static

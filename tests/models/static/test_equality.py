@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import CompileConfig, StaticCache
 
-from hf_lossy_assist.compat import CACHE
+from hf_lossy_assist.compat.caches import CACHE
 from tests.parity import assert_same_rows
 from tests.tiny_models import noisy_copy, padded, prompt, tiny
 

@@ -15,7 +15,7 @@ import torch
 from transformers import CompileConfig
 
 from hf_lossy_assist import errors, last_stats
-from hf_lossy_assist.compat import CACHE
+from hf_lossy_assist.compat.caches import CACHE
 from hf_lossy_assist.generation.prepared import Prepared
 from hf_lossy_assist.generation.static_obstacles import obstacle_to_recording
 from hf_lossy_assist.models.static import cache_slot

@@ -11,7 +11,7 @@ from torch import nn
 from transformers import CompileConfig, GPT2Config, GPT2LMHeadModel, GptOssConfig, GptOssForCausalLM
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 
-from hf_lossy_assist.compat import CACHE
+from hf_lossy_assist.compat.caches import CACHE
 from hf_lossy_assist.models import few_rows
 from hf_lossy_assist.models.few_rows import FEW_ROWS
 from hf_lossy_assist.models.static.cache_slot import StaticCacheSlot, new_static_cache
