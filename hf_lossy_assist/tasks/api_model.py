@@ -44,6 +44,7 @@ class ApiModel(Checked):
             raise LossyValueError(f"`base_url` has to start with http:// or https://, but is {self.base_url!r}")
 
     def describe(self) -> str:
+        """Return the model's name and its server's address, for errors."""
         return " at ".join(filter(None, [self.model and repr(self.model), self.base_url]))
 
     def ask(self, system: str, question: str) -> str | None:
@@ -64,6 +65,7 @@ class ApiModel(Checked):
 
     @cached_property
     def client(self) -> OpenAI:
+        """The client, made when it is first needed."""
         from huggingface_hub import get_token
         from openai import OpenAI
 
