@@ -359,7 +359,7 @@ def test_a_draft_that_reads_other_images_or_sounds_is_refused(target: str, draft
 
 def test_a_draft_whose_generate_runs_a_model_inside_reads_text_alone():
     target, _ = asked("kosmos2")
-    if not hasattr(target, SPLITS):
+    if not SPLIT_ROWS:
         pytest.skip("in this version plain generate() needs an image")
     plain, ours = both(target, {"input_ids": prompt()}, assistant_model=noisy_copy(target, 0.01))
     assert_same_rows(ours.sequences, plain)

