@@ -88,13 +88,13 @@ class Counts:
         if name in INDEXING and any(x is not None and x.dtype in (torch.bool, torch.uint8) for x in args[1]):
             self.note("wait", f"{name} by a mask")
 
-    def per_round(self, what: str, but: str = " ") -> list[int]:
+    def per_round(self, what: str, *but: str) -> list[int]:
         """Return how many each round has, without the first two, which read prompts and prepare, and the last.
 
-        Those at lines that end in ``but`` and a number are not counted.
+        Those at lines of the files ``but`` are not counted.
         """
         counted = [{at: n for (kind, at), n in of.items() if kind == what} for of in self.rounds[3:-1]]
-        return [sum(n for at, n in of.items() if f"{but}:" not in at) for of in counted]
+        return [sum(n for at, n in of.items() if not any(f"{file}:" in at for file in but)) for of in counted]
 
     def where(self, what: str) -> dict[str, float]:
         """Return the mean number per round by line."""
