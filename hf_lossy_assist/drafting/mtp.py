@@ -148,7 +148,9 @@ class Mtp(StateHead):
         """Run the layer over positions, and add these to the cache; all as in an EAGLE-3 head's."""
         both = self.enorm(embeds.to(states)), self.hnorm(states)
         joined = self.fc(torch.cat(both[::-1] if self.state_first else both, dim=-1))
-        rotary = self.rotary_emb(joined, positions)
+        # Where images have positions along three axes, those of text are the same along each.
+        axes = positions.expand(3, -1, -1) if hasattr(self.rotary_emb, "mrope_section") else positions
+        rotary = self.rotary_emb(joined, axes)
         inputs = {"attention_mask": mask, "position_ids": positions, "position_embeddings": rotary, CACHE: cache}
         output = self.layer(joined, **inputs)
         return self.norm(output if isinstance(output, Tensor) else output[0])
