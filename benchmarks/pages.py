@@ -21,6 +21,7 @@ import pyarrow.parquet as pq
 import typer
 from scipy.stats import binomtest, t
 
+from docs.generator.tables import with_part
 from hf_lossy_assist import LossyValueError
 from hf_lossy_assist.theory import expected_tokens_per_round
 
@@ -623,19 +624,6 @@ TABLES: Mapping[str, Mapping[str, Callable[[], str]]] = {
 """The tables of each page, by the names of their markers."""
 
 
-def with_table(text: str, name: str, table: str) -> str:
-    """Return a page's text with a table between the markers of its name.
-
-    Examples
-    --------
-    >>> with_table("<!-- a -->old<!-- /a -->", "a", "new")
-    '<!-- a -->\\nnew\\n<!-- /a -->'
-    """
-    before, start, rest = text.partition(f"<!-- {name} -->")
-    _, end, after = rest.partition(f"<!-- /{name} -->")
-    return f"{before}{start}\n{table}\n{end}{after}"
-
-
 def card(text: str) -> str:
     """Return the data set's card with its configurations, and what each answers, as the studies say."""
     configurations, sections = ["configs:"], []
@@ -646,7 +634,7 @@ def card(text: str) -> str:
         sections.append(f"### {name}\n\n{x['question']} {machine}\n\n```bash\n{x['command']}\n```")
     configurations += [f"- config_name: {x}\n  data_files: data/{x}.parquet" for x in ("modes", "studies")]
     text = re.sub(r"configs:.*?(?=\n---\n)", lambda _: "\n".join(configurations), text, count=1, flags=re.DOTALL)
-    return with_table(text, "configurations", "\n\n".join(sections))
+    return with_part(text, "configurations", "\n\n".join(sections))
 
 
 def made() -> dict[Path, str]:
@@ -655,7 +643,7 @@ def made() -> dict[Path, str]:
     for page, tables in TABLES.items():
         text = (ROOT / page).read_text(encoding="utf-8")
         for name, table in tables.items():
-            text = with_table(text, name, table())
+            text = with_part(text, name, table())
         found[ROOT / page] = text
     return found | {DATA / "README.md": card((DATA / "README.md").read_text(encoding="utf-8"))}
 

@@ -11,7 +11,7 @@ from transformers import GenerationConfig, GenerationMixin, PreTrainedModel
 from transformers.utils import ModelOutput
 
 from ..core.texts import GrowingTensor, RowShift, counting, ones
-from .caches import CACHE, new_cache, tokens_in
+from .caches import CACHE, CACHE_NAMES, new_cache, tokens_in
 from .models import device_of, forward_accepts
 
 TEXT_INPUTS = frozenset({"attention_mask", "position_ids", CACHE, "use_cache", "logits_to_keep"})
@@ -19,6 +19,9 @@ TEXT_INPUTS = frozenset({"attention_mask", "position_ids", CACHE, "use_cache", "
 
 WHOLE_OUTPUTS = ("output_hidden_states", "output_attentions")
 """Options that ask a forward for more than logits."""
+
+WITH_TOKENS = TEXT_INPUTS.union(CACHE_NAMES, WHOLE_OUTPUTS)
+"""All that a model which reads only tokens may be given with them, a cache by any of its names."""
 
 _CROSS_MASKS = ("cross_attention_mask", "image_attention_mask")
 _TYPES = ("token_type_ids", "mm_token_type_ids")

@@ -15,14 +15,14 @@ from transformers.generation import utils as _utils
 
 from ..errors import LossyError, LossyUnsupportedError
 from .caches import CACHE_NAMES, cache_of, text_cache
-from .inputs import TEXT_INPUTS, WHOLE_OUTPUTS
+from .inputs import WITH_TOKENS
 from .models import attention_of, device_of, generation_accepts, unwrap
 
 ENCODED = "mm_encoder_outputs"
-"""The name under which ``generate()`` hands on what it has encoded of images and videos; 5.14 hands on the images."""
+"""The name under which ``generate()`` hands on what it has encoded of images and videos."""
 
 _ABOUT_TOKENS = ("token_type_ids", "mm_token_type_ids", "moe_mm_token_type_ids")
-_NO_INPUTS = {*TEXT_INPUTS, *CACHE_NAMES, *WHOLE_OUTPUTS, "input_ids", "inputs", "inputs_embeds", "labels"}
+_NO_INPUTS = {*WITH_TOKENS, "input_ids", "inputs", "inputs_embeds", "labels"}
 _PLACEHOLDER = re.compile(r"(image|video|audio|speech|visual|vision)_(token|patch)_(id|index)")
 _FEATURES = {"pixel_values", "cross_attention_states"}
 

@@ -102,12 +102,16 @@ class StatsRecorder:
     def __init__(self, lossless: bool, rows: int = 1, first: int = 0) -> None:
         self.lossless = lossless
         self.rows = {row: RowRecorder() for row in range(first, first + rows)}
-        self.seconds = dict.fromkeys(_STAGES, 0.0)
         self.laps: list[dict[str, float]] = []  # of each round, the seconds of its stages
         self.flops: Mapping[str, float] = {}
         self.work = dict.fromkeys(WORK, 0)
         self._started = time.perf_counter()
         self._stopped: float | None = None
+
+    @property
+    def seconds(self) -> dict[str, float]:
+        """The seconds of each stage so far."""
+        return {stage: sum((lap[stage] for lap in self.laps), 0.0) for stage in _STAGES}
 
     def start(self) -> None:
         """Begin a round."""
@@ -117,8 +121,7 @@ class StatsRecorder:
     def lap(self, stage: str) -> None:
         """Add the time since the last stage to this one, and begin the next."""
         now = time.perf_counter()
-        for seconds in (self.seconds, self.laps[-1]):
-            seconds[stage] += now - self._lap
+        self.laps[-1][stage] += now - self._lap
         self._lap = now
 
     def target_call(self, tokens: int, rows: Sequence[int], among: int) -> None:

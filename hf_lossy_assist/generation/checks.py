@@ -9,8 +9,8 @@ from transformers import LogitsProcessorList, PreTrainedModel
 from transformers.cache_utils import StaticCache
 from transformers.generation.candidate_generator import CandidateGenerator
 
-from ..compat.caches import CACHE, CACHE_NAMES, belongs_to_user, cache_of, new_cache, obstacle_in_cache
-from ..compat.inputs import TEXT_INPUTS, WHOLE_OUTPUTS, obstacle_in_tokens
+from ..compat.caches import CACHE, belongs_to_user, cache_of, new_cache, obstacle_in_cache
+from ..compat.inputs import WITH_TOKENS, obstacle_in_tokens
 from ..compat.multimodal import obstacle_in_cross_attention, obstacle_to_rows, obstacle_to_states
 from ..compat.probe import obstacle_to_padding, obstacle_to_rollback, obstacle_to_trees
 from ..compat.processors import STATEFUL_PROCESSORS
@@ -123,7 +123,7 @@ def _check_chunks(call: Prepared) -> None:
     if not (isinstance(size, int) and size > 0):
         raise LossyValueError(f"`prefill_chunk_size` has to be a whole number above 0, but is {size!r}")
     others = {name for name, value in call.inputs.items() if value is not None and value is not False}
-    others -= TEXT_INPUTS.union(WHOLE_OUTPUTS, CACHE_NAMES)
+    others -= WITH_TOKENS
     if others and call.ids.shape[1] > size and not call.model.config.is_encoder_decoder:
         raise LossyUnsupportedError(
             f"`prefill_chunk_size` {size} would split the prompt, but not its inputs {sorted(others)}; leave it out"
@@ -132,7 +132,7 @@ def _check_chunks(call: Prepared) -> None:
 
 def _check_tokens(choice: DrafterChoice, call: Prepared) -> None:
     """Refuse ids without an embedding where only tokens are read: those of images may have any, also in a cache."""
-    others = call.inputs.keys() - TEXT_INPUTS.union(WHOLE_OUTPUTS)
+    others = call.inputs.keys() - WITH_TOKENS
     embeddings = call.model.get_input_embeddings()
     if not isinstance(embeddings, nn.Embedding) or (others and any(call.inputs[x] is not None for x in others)):
         return

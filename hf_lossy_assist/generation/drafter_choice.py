@@ -97,7 +97,7 @@ class DrafterChoice:
             return cls(Nothing(Asked(target)), lengths)
         options = {name: value for name, value in options.items() if value}
         if isinstance(assistant, StateHead):  # which is asked for by itself
-            options = {name: options[name] for name in options if name == OPTIONS[0]}
+            options = {name: options[name] for name in options if name == "prompt_lookup_num_tokens"}
         tokenizers, theirs = None, kwargs.get("assistant_tokenizer")
         if assistant is not None and theirs is not None:
             tokenizers = _other_tokenizers(kwargs.get("tokenizer"), theirs)

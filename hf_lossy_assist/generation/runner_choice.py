@@ -31,10 +31,8 @@ from ..models.static.forwards import Compiling, decoder_layers, forget
 from ..models.static.graphs import RECORDERS, CompiledRecording, Recording
 from ..models.static.layerwise import compiling
 from ..models.static.runner import StaticCacheRunner
-from .config import LossyConfig
 from .drafter_choice import DrafterChoice
 from .kinds import Making, StaticDraft
-from .prepared import Prepared
 from .static_obstacles import (
     UNRECORDABLE,
     kinds_of,
@@ -109,7 +107,7 @@ def choose_runners(
     A static cache of the call's own that can't be used gives way to a dynamic one; for a caller's cache this is an
     error. Only what the user has asked for is warned of.
     """
-    runners = _RunnerChoice(model, choice, making, making.config, making.call)
+    runners = _RunnerChoice(model, choice, making)
     return runners.static(switch) or (runners.dynamic(), None)
 
 
@@ -120,23 +118,21 @@ class _RunnerChoice:
     model: PreTrainedModel
     choice: DrafterChoice
     making: Making
-    config: LossyConfig
-    call: Prepared
 
     @cached_property
     def _cache(self) -> Any:
-        return cache_of(self.call.inputs)
+        return cache_of(self.making.call.inputs)
 
     @cached_property
     def _before(self) -> int:
         """How many tokens the caller's cache holds before the prompt."""
-        call = self.call
+        call = self.making.call
         return tokens_before(call.ids, call.inputs, call.config, call.held) if call.held else 0
 
     @property
     def _seen(self) -> int:
         """How many of the prompt's tokens the caller's cache holds."""
-        return 0 if self._before else self.call.held
+        return 0 if self._before else self.making.call.held
 
     @cached_property
     def _last_position(self) -> torch.Tensor | None:
@@ -144,15 +140,15 @@ class _RunnerChoice:
 
         A caller's own positions may be higher than the text is long, and a video's times than the text after it.
         """
-        positions = self.call.inputs.get("position_ids")
-        if self.call.batch == 1 or positions is None:
+        positions = self.making.call.inputs.get("position_ids")
+        if self.making.call.batch == 1 or positions is None:
             return None
-        last = positions[..., -1:] + (min(self.call.config.max_length, NO_END) - self.call.ids.shape[1])
+        last = positions[..., -1:] + (min(self.making.call.config.max_length, NO_END) - self.making.call.ids.shape[1])
         return last.maximum(positions.amax(-1, keepdim=True))
 
     def dynamic(self) -> ModelRunner:
         """Return the target's runner on a dynamic cache, or with saved states."""
-        model, call = self.model, self.call
+        model, call = self.model, self.making.call
         inputs, length = forward_inputs(model, call.ids, call.inputs), call.ids.shape[1]
         positions = call.inputs.get("position_ids")
         if positions is not None and (missing := self._before + length - positions.shape[-1]) > 0:
@@ -167,11 +163,11 @@ class _RunnerChoice:
 
     def static(self, switch: FrequencySwitch | None) -> Runners | None:
         """Return runners on static caches; None where these are impossible or not wanted."""
-        model, call, cache = self.model, self.call, self._cache
+        model, call, cache = self.model, self.making.call, self._cache
         given = isinstance(text_cache(cache), StaticCache)
         path = choose_path(
             device_of(model).type,
-            self.config.compile,
+            self.making.config.compile,
             static=given,
             by_itself=given and compiles_by_itself(model, call.inputs, call.config),
             disabled=bool(call.config.disable_compile),
@@ -181,7 +177,7 @@ class _RunnerChoice:
         )
         if path is Path.DYNAMIC:
             return None
-        asked = self.config.compile or given
+        asked = self.making.config.compile or given
         obstacle = self._obstacle()
         if obstacle is None and switch is not None:
             obstacle = "its frequencies change with the width of a forward"
@@ -201,7 +197,7 @@ class _RunnerChoice:
 
     def _target(self, given: bool) -> StaticCacheRunner:
         """Return the target's runner, on the caller's static cache or on one of the pool's."""
-        model, call, cache, own = self.model, self.call, self._cache, belongs_to_user(self._cache)
+        model, call, cache, own = self.model, self.making.call, self._cache, belongs_to_user(self._cache)
         needed, kind = call.config.max_length + self._of_target.room, self.choice.kind
         slot = StaticCacheSlot(cache, int(cache.get_seq_length())) if own else take_slot(model, needed, call.batch)
         runner = StaticCacheRunner(model, slot, call.inputs, self._seen, self._last_position, kind.reads)
@@ -218,14 +214,14 @@ class _RunnerChoice:
             if asked:
                 _say(False, draft.obstacle)
             return None
-        shapes, call = self._of_draft(draft), self.call
+        shapes, call = self._of_draft(draft), self.making.call
         runner = draft.runner(take_slot(self.choice.kind.model, call.config.max_length + shapes.room, call.batch))
         return None if self._failed(runner, path, shapes, asked) else lambda: runner
 
     @cached_property
     def _of_target(self) -> Shapes:
         """What the target verifies: the drafted tokens and the token before them."""
-        tree, longest = self.config.tree, self.choice.longest
+        tree, longest = self.making.config.tree, self.choice.longest
         if tree is None:
             widths = _ANY_WIDTH if longest is None else (longest + 1,)
             return Shapes(widths, room=widths[-1])
@@ -235,7 +231,7 @@ class _RunnerChoice:
 
     def _of_draft(self, draft: StaticDraft) -> Shapes:
         """Return what drafting reads: the newest tokens, then a token, the nodes of a depth, or nothing."""
-        tree, longest = self.config.tree, self.choice.longest
+        tree, longest = self.making.config.tree, self.choice.longest
         if tree is not None:
             newest, sizes = tree.depth + 1, (tree.top_k,) * (tree.depth - 1)  # of the depths whose nodes are read
             room = newest + sum(sizes)
@@ -250,10 +246,10 @@ class _RunnerChoice:
 
     def _way(self, vocabulary: Vocabulary | None) -> TokenChoice | None:
         """Return how whole drafts choose their tokens; None where each token is drafted alone."""
-        lengths, call, draft = self.choice.lengths, self.call, self.choice.kind.model
+        lengths, call, draft = self.choice.lengths, self.making.call, self.choice.kind.model
         settings = settings_of(call.processors)
         alone = self.choice.longest is None or lengths.stop is not None or lengths.confidence or settings is None
-        if alone or "draft_hidden" in self.config.rule.needs:
+        if alone or "draft_hidden" in self.making.config.rule.needs:
             return None
         # Hooks, such as those that time forwards, see each token.
         if any(has_hooks(x) for x in (draft, draft.get_decoder(), draft.get_output_embeddings()) if x is not None):
@@ -263,13 +259,13 @@ class _RunnerChoice:
 
     def _obstacle(self) -> str | None:
         """Say why the target's cache can't be static; None where it can."""
-        model, call, kind, cache = self.model, self.call, self.choice.kind, self._cache
+        model, call, kind, cache = self.model, self.making.call, self.choice.kind, self._cache
         if model.config.is_encoder_decoder:
             return f"{type(model).__name__} has an encoder"
         if is_offloaded_cache(cache):
             return "it is offloaded"
-        if self.config.rule.unverified_drafting is not None:
-            return f"the rule {self.config.rule.name!r} drafts any number of tokens"
+        if self.making.config.rule.unverified_drafting is not None:
+            return f"the rule {self.making.config.rule.name!r} drafts any number of tokens"
         if "static" not in kind.gives:
             return "its drafter may want to see the target's inputs and outputs"
         if belongs_to_user(cache) and not isinstance(cache, StaticCache):
@@ -279,7 +275,7 @@ class _RunnerChoice:
         if belongs_to_user(cache) and not rewinds(cache):
             return f"it has layers that can't be rolled back by position ({kinds_of(cache)})"
         room = call.config.max_length + self._of_target.room
-        if belongs_to_user(cache) and self.config.tree is not None and StaticCacheSlot(cache).capacity < room:
+        if belongs_to_user(cache) and self.making.config.tree is not None and StaticCacheSlot(cache).capacity < room:
             return f"trees need {room} slots, and it has fewer"
         if call.batch > 1 or kind.reads:
             obstacle = obstacle_to_filling(model)
@@ -291,13 +287,13 @@ class _RunnerChoice:
 
     def _ways(self, runner: FixedRunner, path: Path) -> list[Compiling | Recording]:
         """Return how forwards may be prepared, the best way first: what is compiled is recorded, too, if it can be."""
-        given, recorder = self.call.config.compile_config, RECORDERS.get(runner.device.type)
+        given, recorder = self.making.call.config.compile_config, RECORDERS.get(runner.device.type)
         if path is not Path.COMPILED:
             return [Recording(recorder)]
         # Graphs refer to their cache, and so would keep a cache that is the caller's. Where a device waits for Python,
         # what no graph records is compiled whole: Python runs between layers.
         records_itself = given is not None and given.backend == "cudagraphs"
-        if runner.keeps_cache or records_itself or obstacle_to_recording(runner.model, self.call) is not None:
+        if runner.keeps_cache or records_itself or obstacle_to_recording(runner.model, self.making.call) is not None:
             return [(compiling if recorder is None else Compiling)(given)]
         return [CompiledRecording(recorder, given), Compiling(given)]
 
@@ -307,7 +303,7 @@ class _RunnerChoice:
         filled = f"`{CACHE}` holds tokens already, which compiling would overwrite"
         obstacle = (
             obstacle_to_compiling(runner.model)
-            or (obstacle_to_recording(runner.model, self.call) if path is not Path.COMPILED else None)
+            or (obstacle_to_recording(runner.model, self.making.call) if path is not Path.COMPILED else None)
             or (filled if runner.slot.filled else None)
         )
         if obstacle is not None:
