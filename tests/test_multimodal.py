@@ -6,7 +6,7 @@ from random import Random
 
 import pytest
 import torch
-from transformers import BertConfig, BertModel
+from transformers import BertConfig, BertModel, LogitsProcessorList
 from transformers.generation import utils as generation_utils
 
 from hf_lossy_assist import LossyUnsupportedError, LossyValueError
@@ -154,6 +154,26 @@ def test_placeholders_are_not_drafted(name: str, drafter: str):
         return
     plain, ours = both(target, inputs, **drafting)
     assert_same_rows(ours.sequences, plain, 1e-6)
+
+
+@pytest.mark.parametrize("whole", [{}, {"output_hidden_states": True}], ids=["", "every state of the prompt"])
+@pytest.mark.parametrize("name", ["llava", "qwen2_vl", "qwen3_5"])
+def test_a_target_may_write_a_placeholder(name: str, whole: dict):
+    """It is a word then, so it is not read once more together with the images."""
+    target, inputs = asked(name)
+    place = inputs["input_ids"].shape[1] + 4  # no draft of the first round reaches it
+
+    def write(ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        return scores.index_fill(1, torch.tensor(IMAGE), 99.0) if ids.shape[1] == place else scores
+
+    drafting = {"assistant_model": noisy_copy(target, 0.3), "num_assistant_tokens": 3, "lossy_mode": "lossless"}
+    plain, ours = (
+        target.generate(**copied(inputs), **GREEDY, **whole, logits_processor=LogitsProcessorList([write]), **more)
+        for more in ({}, drafting)
+    )
+    assert plain.sequences[0, place] == IMAGE
+    assert_same_rows(ours.sequences, plain, 1e-6)
+    assert ours.lossy_stats.accepted < ours.lossy_stats.drafted
 
 
 @pytest.mark.parametrize("rows", [1, 3])

@@ -54,12 +54,19 @@ class RecurrentRunner(DynamicCacheRunner):
     def _at_first(self) -> bool:
         return self.seen == self.padding
 
+    @property
+    def _returns_prompt(self) -> bool:
+        """Whether the next forward returns every token's states, as the caller wants: of the prompt, or its rest."""
+        return self._at_first and any(self.carried.get(name) for name in WHOLE_OUTPUTS)
+
+    def forgettable(self, length: int) -> int:
+        # A prompt that is read together with a draft would be read again after a rejection, with its images.
+        return 0 if self._returns_prompt else super().forgettable(length)
+
     def catch_up(self, text: Tensor, keep: int) -> int:
         committed = text.shape[1] - keep
-        # If a caller wants every token's states, one forward returns those of the whole prompt, or of its last chunk.
-        at_once = self._at_first and any(self.carried.get(name) for name in WHOLE_OUTPUTS)
         ends: Iterable[int] = ()
-        if at_once:
+        if self._returns_prompt:
             ends = self.ends(self.seen, committed + 1)
         elif committed > self.seen and (self._at_first or committed - self.seen > LONGEST_REPLAY):
             ends = *self.ends(self.seen, committed), committed
