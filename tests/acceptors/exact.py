@@ -1,4 +1,4 @@
-"""The exact law of a round: every draft, and every outcome of the comparisons with random numbers, by its weight."""
+"""Exact laws: of a position, by the random numbers up to which a token is kept; of a round, by all that can happen."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ from hf_lossy_assist.core.limits import LosslessPositions
 from hf_lossy_assist.core.messages import Verification
 from hf_lossy_assist.core.shapes import Chain
 
+NEAR_FLOAT32 = 2e-5
+"""Of float32 sums over a few tokens."""
 NEAR = 1e-3
 """How near to a threshold random numbers are chosen, as a share of what is on their side of it."""
 
@@ -95,6 +97,54 @@ def block_thresholds(p: np.ndarray, q: np.ndarray, x: np.ndarray) -> np.ndarray:
         rest = np.maximum(stay * p[i] - q[i], 0).sum()
         h.append(rest / (rest + 1 - stay) if rest + 1 - stay > 0 else 1.0)
     return np.array(h)
+
+
+STEPS = 512
+"""In which random numbers are looked through, three times finer each time."""
+
+
+@dataclass(frozen=True)
+class Emitted:
+    """What becomes of one position: ``keeps`` ``(V,)`` and ``corrections`` ``(V, V)`` of each drafted token."""
+
+    keeps: np.ndarray
+    corrections: np.ndarray
+    q: np.ndarray
+
+    @property
+    def alpha(self) -> float:
+        return float((self.q * self.keeps).sum())
+
+    @property
+    def law(self) -> np.ndarray:
+        """Return ``(V,)`` the law of the token that comes out."""
+        return self.q * self.keeps + (self.q * (1 - self.keeps)) @ self.corrections
+
+
+def emitted(
+    rule: Acceptor, p: np.ndarray, q: np.ndarray, with_q: bool = True, do_sample: bool = True, **read: torch.Tensor
+) -> Emitted:
+    """Return what ``decide`` does with each token, to the rounding of float32.
+
+    Without q, the drafter was certain of its token. ``read`` is what rules read besides, at one position.
+    """
+    size = len(p)
+
+    def decided(u: torch.Tensor) -> tuple[np.ndarray, np.ndarray]:
+        rows, given = u.numel(), Given(u.float().flatten()[:, None])
+        logits, draft = (torch.tensor(x).log().float().expand(rows, n, -1) for x, n in ((p, 2), (q, 1)))
+        x = torch.arange(size).repeat_interleave(rows // size)[:, None]
+        more = {name: value.expand(rows, *value.shape) for name, value in read.items()}
+        decision = decide(rule, Verification(x, logits, draft if with_q else None, do_sample, given, **more))
+        law = given.law if do_sample else torch.nn.functional.one_hot(decision.next_token, size)
+        return (decision.n_accepted == 1).reshape(u.shape).numpy(), law.double().numpy()
+
+    low, width = np.zeros(size), 1.0
+    for _ in range(3):
+        kept, _ = decided(torch.tensor(low[:, None] + width * np.arange(STEPS) / STEPS))
+        low, width = low + width * np.maximum(kept.sum(-1) - 1, 0) / STEPS, width / STEPS
+    _, corrections = decided(torch.ones(size))
+    return Emitted(np.where(low < 1e-7, 0, low), corrections, q)
 
 
 THRESHOLDS = {"token": token_thresholds, "block": block_thresholds}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from typing import Any
 
 import numpy as np
 import torch
@@ -12,9 +11,7 @@ from scipy import stats
 from transformers.generation.candidate_generator import CandidateGenerator
 
 from hf_lossy_assist import VerifierHead
-from hf_lossy_assist.acceptors import decide
-from hf_lossy_assist.core.distributions import Randomness
-from hf_lossy_assist.core.messages import Verification
+from hf_lossy_assist.acceptors import Acceptor
 from hf_lossy_assist.heads import ModelIdentity, VerifierConfig
 from tests.acceptors.table import Law, Row, judge_head, output_law
 from tests.tiny_models import ConstantLM, constant
@@ -96,33 +93,16 @@ def needs_no_distribution(row: Row) -> bool:
     return row.mode == "lossless" or "draft_or_point_mass" in rule.needs or (rule.adds_lossless and not rule.needs)
 
 
-ROUNDS = 60_000
-
-
-def assert_output_law(
-    row: Row, law: Law, target: Any, tokens: torch.Tensor, randomness: Randomness, draft_logits: torch.Tensor | None
-) -> None:
-    rule, rows, do_sample, tokens = row.rule(target), ROUNDS, law.do_sample, tokens[:, None]
-    p = torch.tensor(P, dtype=torch.float32).log()
-    paths = centroid = None
+def answers(
+    rule: Acceptor, target: ConstantLM, rows: int, columns: int, generator: torch.Generator
+) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    """Return logits ``(rows, columns, V)`` that favour one token, and what the rule reads besides."""
+    logits = 2 * torch.randn(rows, columns, V, generator=generator)
+    others = {"hidden": torch.randn(rows, columns, target.h.numel(), generator=generator)}
     if rule.dropped_heads:
-        shape = (rows, rule.num_paths, target.h.numel())
-        dropped = target.h * randomness.keep_mask(shape, rule.dropout, target.h)
-        paths = (dropped @ target.lm_head.weight.T).detach()[:, :, None]
-        centroid = paths.mean(1)
-    v = Verification(
-        tokens=tokens,
-        logits=p.expand(rows, 2, -1),
-        draft_logits=draft_logits,
-        do_sample=do_sample,
-        randomness=randomness,
-        dropped_logits=paths,
-        centroid_logits=centroid,
-        hidden=target.h.detach().expand(rows, 2, -1),
-    )
-    decision = decide(rule, v)
-    out = torch.where(decision.n_accepted == 1, tokens[:, 0], decision.next_token)
-    assert_leaves(row, law, out.numpy())
+        paths = logits[:, None, :-1] + torch.randn(rows, rule.num_paths, columns - 1, V, generator=generator)
+        others |= {"dropped_logits": paths, "centroid_logits": paths.mean(1)}
+    return logits, others
 
 
 def law_of_texts(

@@ -11,9 +11,31 @@ from torch import Tensor
 
 from hf_lossy_assist.acceptors import DropMatch, dropmatch
 from hf_lossy_assist.acceptors.dropmatch import majority
-from hf_lossy_assist.core.distributions import js_divergence
+from hf_lossy_assist.core.distributions import Randomness, js_divergence
 from hf_lossy_assist.core.messages import Verification
-from tests.acceptors.dropped_heads import VOCABULARY, verification
+
+VOCABULARY = 300
+
+
+def verification(do_sample: bool = False, sharpness: float = 3.0, seed: int = 0) -> Verification:
+    """Random laws around one: paths and draft differ from it by about as much, so both criteria decide."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def noise(*shape: int) -> Tensor:
+        return torch.randn(*shape, VOCABULARY, generator=generator)
+
+    common = sharpness * noise(1, 6)
+    common[..., -50:] = -torch.inf  # as top-k leaves it
+    paths = common[:, None, :5] + 0.5 * noise(1, 4, 5)
+    return Verification(
+        tokens=(common[:, :5] + noise(1, 5)).argmax(-1),
+        logits=common,
+        draft_logits=common[:, :5] + 0.5 * noise(1, 5),
+        do_sample=do_sample,
+        randomness=Randomness(seed),
+        dropped_logits=paths,
+        centroid_logits=paths.mean(1),
+    )
 
 
 def naive_js(a: Tensor, b: Tensor) -> Tensor:

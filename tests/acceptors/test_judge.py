@@ -14,7 +14,7 @@ from hf_lossy_assist.acceptors import DropMatch, Judge, Lossless, TopK
 from hf_lossy_assist.core.messages import Verification
 from hf_lossy_assist.generation.config import LossyConfig
 from hf_lossy_assist.heads import JudgeConfig, ModelIdentity, ThresholdRow
-from tests.tiny_models import ARCHITECTURES, noisy_copy, prompt, tiny
+from tests.tiny_models import noisy_copy, prompt, tiny
 
 parse = LossyConfig.from_fields
 
@@ -43,11 +43,9 @@ def test_a_head_that_finds_all_important_is_lossless(do_sample: bool):
     assert out.lossy_stats.accepted_by == {"lossless": out.lossy_stats.accepted, "judge": 0}
 
 
-# Which states a head reads does not depend on the architecture: of others than llama, one head that reads them all, and
-# one whose last drafted token is judged. This gemma3 repeats one token, of which a head can't find half important.
+# Which states a head reads does not depend on the architecture: of others than llama, one head that reads them all.
 CASES = [("llama", *reads) for reads in itertools.product(("target", "draft", "both"), ("previous", "draft", "both"))]
-CASES += [(name, "both", "both") for name in ARCHITECTURES if name not in ("llama", "gemma3")]
-CASES += [(name, "target", "both") for name in ("mistral", "gpt2")]
+CASES += [(name, "both", "both") for name in ("mistral", "gpt2")]
 
 
 @pytest.mark.parametrize(("architecture", "models", "positions"), CASES)
@@ -184,14 +182,3 @@ def test_heads_by_folder_in_a_generation_config(tmp_path):
         first, second = target.generate(**kwargs), again.generate(**kwargs)
     assert first.sequences.tolist() == second.sequences.tolist()
     assert first.lossy_stats.accepted_lossy == second.lossy_stats.accepted_lossy > 0
-
-
-def test_a_live_head_reaches_no_configuration():
-    target = tiny()
-    draft = noisy_copy(target)
-    head = head_for(target, draft)
-    before = head.weight.clone()
-    config = target.generation_config.to_dict()
-    target.generate(input_ids=prompt(), assistant_model=draft, lossy_mode="judge", lossy_head=head, **GREEDY)
-    assert target.generation_config.to_dict() == config
-    assert torch.equal(head.weight, before)

@@ -21,10 +21,10 @@ parse = LossyConfig.from_fields
 GREEDY = {"max_new_tokens": 60, "eos_token_id": None, "do_sample": False, "return_dict_in_generate": True}
 
 
-TEXTS = 10
+TEXTS = 50
 
 
-def sample(mode, head, draft, tokens=600, max_draft=10**6, **config):
+def sample(mode, head, draft, tokens=120, max_draft=10**6, **config):
     ids = torch.ones(TEXTS, 1, dtype=torch.long)
     return constant(P).generate(
         input_ids=ids,

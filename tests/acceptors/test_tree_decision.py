@@ -19,7 +19,7 @@ from hf_lossy_assist.core.limits import LosslessPositions
 from hf_lossy_assist.core.messages import Verification
 from hf_lossy_assist.core.shapes import Chain
 from hf_lossy_assist.core.trees import Tree
-from tests.acceptors.fixtures import P, chi_square_p
+from tests.acceptors.fixtures import P, answers, chi_square_p
 from tests.acceptors.table import ROWS, Row, row_id
 from tests.tiny_models import constant
 from tests.trees import chain, children_of, path_to, random_tokens, random_tree, verification
@@ -45,23 +45,13 @@ class Given(Acceptor):
         return self.kept
 
 
-def said(rows: int, columns: int, rule: Acceptor, generator: torch.Generator) -> tuple[torch.Tensor, dict]:
-    """Return logits that favour one token, and what rules read besides."""
-    logits = 2 * torch.randn(rows, columns, V, generator=generator)
-    others = {"hidden": torch.randn(rows, columns, TARGET.h.numel(), generator=generator)}
-    if rule.dropped_heads:
-        noise = torch.randn(rows, rule.num_paths, columns - 1, V, generator=generator)
-        others["dropped_logits"] = logits[:, None, :-1] + noise
-    return logits, others
-
-
 @pytest.mark.parametrize("limit", [None, "strict", "budget"])
 @SAMPLING
 @ROWS_ON_TREES
 def test_a_tree_that_is_a_chain_is_decided_as_one(row: Row, do_sample: bool, limit: str | None):
     rule, generator = row.rule(TARGET), torch.Generator().manual_seed(1)
     rows, n = 200, 5
-    logits, others = said(rows, n + 1, rule, generator)
+    logits, others = answers(rule, TARGET, rows, n + 1, generator)
     tokens = logits[:, :-1].topk(2).indices[torch.arange(rows)[:, None], torch.arange(n), torch.rand(
         rows, n, generator=generator).lt(0.3).long()]  # fmt: skip
     strict = torch.rand(rows, n, generator=generator) < 0.3
