@@ -72,7 +72,8 @@ class Acceptor(ABC):
 
     def __post_init__(self) -> None:
         for each in settings_of(type(self)):
-            each.check(self)
+            if getattr(self, each.name) is not each.default:
+                each.check(self)
 
     @property
     def needs(self) -> frozenset[str]:

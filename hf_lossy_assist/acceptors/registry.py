@@ -192,6 +192,7 @@ def _parameters(rule: Rule) -> Mapping[str, str]:
     return {name: _line(text) for names, text in entries for name in names.split(", ")}
 
 
+@functools.cache
 def head_type(rule: Rule) -> type[Head] | None:
     """Return the class of trained head that a rule uses, or None."""
     return next((x.metadata["head"] for x in fields(rule) if "head" in x.metadata), None)

@@ -107,9 +107,9 @@ def cache_name(model: PreTrainedModel) -> str:
     return CACHE
 
 
-def tokens_in(inputs: Mapping[str, Any]) -> int:
-    """Return how many tokens the cache among a model's inputs holds; 0 if no layer counts them."""
-    if (cache := cache_of(inputs)) is None:
+def tokens_in(cache: Cache | None) -> int:
+    """Return how many tokens a cache holds; 0 without one, and if no layer counts them."""
+    if cache is None:
         return 0
     own = text_cache(cache)
     for layer in own.layers:

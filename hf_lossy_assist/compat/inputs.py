@@ -11,7 +11,7 @@ from transformers import GenerationConfig, GenerationMixin, PreTrainedModel
 from transformers.utils import ModelOutput
 
 from ..core.texts import GrowingTensor, RowShift, counting, ones
-from .caches import CACHE, CACHE_NAMES, new_cache, tokens_in
+from .caches import CACHE, CACHE_NAMES, cache_of, new_cache, tokens_in
 from .models import device_of, forward_accepts
 
 TEXT_INPUTS = frozenset({"attention_mask", "position_ids", CACHE, "use_cache", "logits_to_keep"})
@@ -67,7 +67,7 @@ class ForwardInputs:
         mask = kwargs.get(self._mask)
         for name in _CROSS_MASKS:
             if (values := kwargs.get(name)) is not None:
-                whole = tokens_in(carried) + text.shape[1] - seen if mask is None else mask.shape[1] + longer
+                whole = tokens_in(cache_of(carried)) + text.shape[1] - seen if mask is None else mask.shape[1] + longer
                 kwargs[name] = _with_the_last(values, whole)
         kwargs |= self._longer(carried, longer)
         inputs = self.model.prepare_inputs_for_generation(
@@ -79,7 +79,7 @@ class ForwardInputs:
 
     def of_tokens(self, tokens: torch.LongTensor, carried: dict[str, Any], longer: int, keep: int) -> dict[str, Any]:
         """Return the inputs for ``tokens`` ``(B, k)``, which follow those in the cache."""
-        return self.of_text(tokens, carried, 0, longer, keep, first=not tokens_in(carried))
+        return self.of_text(tokens, carried, 0, longer, keep, first=not tokens_in(cache_of(carried)))
 
     def after(self, outputs: Any, model_kwargs: dict[str, Any], committed: int) -> None:
         """Extend what is carried by ``committed`` tokens: mask, positions, token types, newest cache.

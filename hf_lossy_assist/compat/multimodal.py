@@ -32,20 +32,20 @@ def other_inputs(model: PreTrainedModel, given: Mapping[str, Any]) -> dict[str, 
 
     They are on the model's device, and floating-point numbers have its type.
     """
-    inner, device = unwrap(model), device_of(model)
+    device = device_of(model)
     return {
-        name: value.to(device, inner.dtype if value.is_floating_point() else None)
+        name: value.to(device, model.dtype if value.is_floating_point() else None)
         for name, value in given.items()
         if isinstance(value, Tensor)
         and name not in _NO_INPUTS
         and not name.startswith("decoder_")
-        and generation_accepts(inner, name)
+        and generation_accepts(model, name)
     }
 
 
 def generates_inside(model: PreTrainedModel) -> bool:
     """Tell whether a model's ``generate()`` is its own, so that another model inside may be the one that reads text."""
-    return type(unwrap(model)).generate is not GenerationMixin.generate
+    return type(model).generate is not GenerationMixin.generate
 
 
 @contextmanager
@@ -155,8 +155,10 @@ def obstacle_to_rows(model: PreTrainedModel, inputs: Mapping[str, Any], ids: Ten
 
 def obstacle_in_cross_attention(model: PreTrainedModel, inputs: Mapping[str, Any]) -> str | None:
     """Say why a forward over several tokens would hide parts of an image that one over a single token shows."""
+    if not _looking_layers(model):
+        return None
     masked = inputs.get("cross_attention_mask") is not None or attention_of(model) == "eager"
-    if masked or not _looking_layers(model) or not _seen(model, inputs):
+    if masked or not _seen(model, inputs):
         return None
     return f"{attention_of(model)!r} attention masks the image as if it were text in forwards over several tokens"
 

@@ -22,7 +22,7 @@ from transformers import PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 from transformers.modeling_outputs import BaseModelOutput
 
-from .caches import CACHE, cache_name, new_cache, text_cache, tokens_in
+from .caches import cache_name, new_cache, text_cache, tokens_in
 from .inputs import TEXT_INPUTS, WHOLE_OUTPUTS, ForwardInputs
 from .kernels import FOLDED
 from .models import (
@@ -52,6 +52,7 @@ _TOLD = {
     "moshi": "its cache applies a sliding window that its masks leave out",
     "cpmant": "its tokens attend to later ones of one forward",
 }
+"""What no short text tells, or none in half precision: why models read tokens otherwise than one by one."""
 
 
 @dataclass(frozen=True)
@@ -72,6 +73,8 @@ class Answers:
         Whether a row that it has read may move to other columns.
     trees
         Whether it reads trees.
+    recurrent
+        Whether it keeps a state that can't be rolled back.
     """
 
     one: bool
@@ -81,6 +84,7 @@ class Answers:
     free: bool
     moves: bool
     trees: bool
+    recurrent: bool
 
 
 @dataclass
@@ -94,17 +98,9 @@ _of_models: weakref.WeakKeyDictionary[PreTrainedModel, dict[Hashable, Answers]] 
 _of_kinds: dict[Hashable, Answers] = {}
 
 
-def _told(model: PreTrainedModel) -> str | None:
-    """Say what no short text tells, or none in half precision: why a model reads tokens otherwise than one by one."""
-    config = model.config.get_text_config(decoder=True)
-    if getattr(config, "recurrent_kv_cache_mode", None) == "last_loop":
-        return "its first loops see the tokens of one forward otherwise than earlier ones (`recurrent_kv_cache_mode`)"
-    return _TOLD.get(config.model_type)
-
-
 def ask(model: PreTrainedModel) -> Answers:
     """Return what a model bears; each class with a configuration is asked once."""
-    attention = attention_of(model)
+    attention = model.config._attn_implementation
     kind = "sdpa" if attention == FOLDED else attention, model.dtype, model.device.type
     own = _of_models.setdefault(model, {})
     if kind not in own:
@@ -117,18 +113,19 @@ def ask(model: PreTrainedModel) -> Answers:
 
 @torch.no_grad()
 def _asked(model: PreTrainedModel) -> Answers:
+    recurrent = has_recurrent_state(model)
     with torch.autocast(device_of(model).type, enabled=False), _without_dropout(model):
         try:
             plain = _Reading(model)
         except Exception:  # a model that goes on in no way may fail in any way
-            own = has_recurrent_state(model) or has_own_attention(model)
-            return Answers(not own, not own, True, True, True, forward_accepts(model, "position_ids"), False)
-        one, several, cropped = plain.goes_on, plain.reads_several, not has_recurrent_state(model)
+            own = recurrent or has_own_attention(model)
+            return Answers(not own, not own, True, True, True, forward_accepts(model, "position_ids"), False, recurrent)
+        one, several, cropped = plain.goes_on, plain.reads_several, not recurrent
         at_first, padded, free = _behind_padding(model, plain) if one or several else (False, False, False)
         kinds = set(layer_kinds(model))
         at_first, padded = at_first and not kinds & _COMPRESSED, padded and not kinds & (_COMPRESSED | _IN_BLOCKS)
         trees = several and cropped and plain.reads_trees  # before the row moves
-        return Answers(one, several, at_first, padded, free, several and cropped and plain.moves, trees)
+        return Answers(one, several, at_first, padded, free, several and cropped and plain.moves, trees, recurrent)
 
 
 @contextmanager
@@ -204,7 +201,7 @@ class _Reading:
         if has_recurrent_state(self.model):  # which may be kept outside the cache
             return self.is_like(self.one_by_one(), _REPEATED)
         self.snapshot.restore(self.cache)
-        return tokens_in({CACHE: self.cache}) == self.start
+        return tokens_in(self.cache) == self.start
 
     @cached_property
     def reads_several(self) -> bool:
@@ -277,12 +274,16 @@ def obstacle_to_rollback(model: PreTrainedModel, several: bool) -> str | None:
 
     ``several`` requires that it then read several tokens in one forward, as a target does.
     """
-    name, recurrent = type(model).__name__, has_recurrent_state(model)
-    if recurrent and not model._supports_default_dynamic_cache():
+    name, config = type(model).__name__, model.config.get_text_config(decoder=True)
+    if not model._supports_default_dynamic_cache():
         return f"{name} keeps its state outside transformers' caches, where it can't be restored"
-    if (reason := _told(model)) is not None:
+    reason = _TOLD.get(config.model_type)
+    if getattr(config, "recurrent_kv_cache_mode", None) == "last_loop":
+        reason = "its first loops see the tokens of one forward otherwise than earlier ones (`recurrent_kv_cache_mode`)"
+    if reason is not None:
         return f"{name} can read only one token behind its cache: {reason}"
     bears = ask(model)
+    recurrent = bears.recurrent
     if (bears.one or (several and not recurrent)) and (bears.several or (recurrent and not several)):
         return None
     if recurrent and bears.one:
@@ -310,7 +311,7 @@ def obstacle_to_padding(model: PreTrainedModel, of_batch: bool) -> str | None:
     A row ``of_batch`` may leave its padding out.
     """
     bears = ask(model)
-    if model.config.is_encoder_decoder or (of_batch and bears.free and has_recurrent_state(model)):
+    if model.config.is_encoder_decoder or (of_batch and bears.free and bears.recurrent):
         return None
     if bears.padded:
         return None

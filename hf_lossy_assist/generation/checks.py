@@ -9,7 +9,7 @@ from transformers import LogitsProcessorList, PreTrainedModel
 from transformers.cache_utils import StaticCache
 from transformers.generation.candidate_generator import CandidateGenerator
 
-from ..compat.caches import CACHE, belongs_to_user, cache_of, new_cache, obstacle_in_cache
+from ..compat.caches import CACHE, belongs_to_user, new_cache, obstacle_in_cache
 from ..compat.inputs import WITH_TOKENS, obstacle_in_tokens
 from ..compat.multimodal import obstacle_in_cross_attention, obstacle_to_rows, obstacle_to_states
 from ..compat.probe import obstacle_to_padding, obstacle_to_rollback, obstacle_to_trees
@@ -59,7 +59,7 @@ _OTHER_DECODING = {
 
 def check_prepared(config: LossyConfig, choice: DrafterChoice, call: Prepared) -> None:
     model, rule, mode = call.model, config.rule, config.rule.name
-    cache = cache_of(call.inputs)
+    cache = call.cache
     embedded = call.inputs.get("inputs_embeds") is not None and not model.config.is_encoder_decoder
     if call.ids.shape[1] == 0 or embedded:
         raise LossyUnsupportedError(
@@ -112,7 +112,7 @@ def check_prepared(config: LossyConfig, choice: DrafterChoice, call: Prepared) -
 def _asked(call: Prepared) -> str:
     """Say which field asked for a call's own cache, if one did."""
     kind = call.config.cache_implementation
-    if kind in (None, "dynamic") or belongs_to_user(cache_of(call.inputs)):
+    if kind in (None, "dynamic") or belongs_to_user(call.cache):
         return ""
     return f"; `cache_implementation` {kind!r} asks for it; leave it out"
 
@@ -160,7 +160,7 @@ def check_processors(user: str, processors: LogitsProcessorList) -> None:
 
 
 def _check_tree(config: LossyConfig, draft: nn.Module, call: Prepared) -> None:
-    cache, of_draft = cache_of(call.inputs), isinstance(draft, PreTrainedModel)
+    cache, of_draft = call.cache, isinstance(draft, PreTrainedModel)
     obstacle = obstacle_to_trees(call.model, call.inputs)
     caches = [cache, new_cache(draft)] if of_draft else [cache]
     caches = [own for own in caches if not isinstance(own, StaticCache)]
@@ -185,7 +185,7 @@ def _check_batch(mode: str, choice: DrafterChoice, call: Prepared) -> None:
             f"`candidate_generator` {type(generator).__name__} drafts for one sequence, but {rows}; "
             "pass a function that makes a generator for each row"
         )
-    if belongs_to_user(cache_of(call.inputs)) or call.held:
+    if belongs_to_user(call.cache) or call.held:
         raise LossyUnsupportedError(
             f"`{CACHE}` can't be passed in with `lossy_mode` {mode!r} where {rows}, because rows that end leave "
             "the cache; leave it out, and pass the prompts whole"

@@ -16,7 +16,7 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
 
 from ..compat.caches import attention_windows, cache_of, ready_for_rollback
-from ..compat.models import RowAdapters, device_of, obstacle_in_adapter, replaces_decoding, shared_seed
+from ..compat.models import RowAdapters, device_of, obstacle_in_adapter, replaces_decoding, shared_seed, unwrap
 from ..compat.multimodal import (
     ENCODED,
     PreparedInputs,
@@ -149,7 +149,6 @@ class LossyCall:
             model_kwargs.pop(name, None)
         if not model_kwargs.get(ENCODED):  # transformers hands it on where there was nothing to encode, too
             model_kwargs.pop(ENCODED, None)
-        ready_for_rollback(self.model, cache_of(model_kwargs))
         processors = without_observers(logits_processor)
         call = Prepared(
             model=self.model,
@@ -164,6 +163,7 @@ class LossyCall:
             synced_gpus=synced_gpus,
             inspected=self.config.inspect,
         )
+        ready_for_rollback(self.model, call.cache)
         check_prepared(self.config, self.choice, call)
         check_mode(self.config, generation_config.do_sample, self.choice.longest)
         if self.config.certificate is not None:
@@ -231,7 +231,7 @@ class LossyCall:
         """Return the inputs of a draft model that reads more than text, as stock assisted generation hands them on."""
         if not (own := self.choice.kind.cached):
             return None
-        (draft,) = own
+        draft = unwrap(own[0])
         others = other_inputs(draft, self.keywords)
         if not others and not generates_inside(draft):
             return None

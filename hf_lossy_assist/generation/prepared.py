@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
 from transformers.utils import ModelOutput
 
-from ..compat.caches import CACHE_NAMES, empty_copy, tokens_in
+from ..compat.caches import CACHE_NAMES, cache_of, empty_copy, tokens_in
 from ..compat.inputs import padding_token
 from ..compat.multimodal import ENCODED, PreparedInputs, row_of_encoded
 from ..models.processing import of_row
@@ -41,9 +41,14 @@ class Prepared:
         return len(self.ids)
 
     @cached_property
+    def cache(self) -> Any:
+        """The cache that ``generate()`` has made, or the caller's."""
+        return cache_of(self.inputs)
+
+    @cached_property
     def held(self) -> int:
         """How many tokens the caller's cache holds."""
-        return tokens_in(self.inputs)
+        return tokens_in(self.cache)
 
     @property
     def quotable(self) -> Tensor:

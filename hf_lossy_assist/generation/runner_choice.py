@@ -6,14 +6,13 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property
-from typing import Any
 
 import torch
 from torch.nn.functional import pad
 from transformers import PreTrainedModel
 from transformers.cache_utils import StaticCache
 
-from ..compat.caches import CACHE, belongs_to_user, cache_name, cache_of, is_offloaded_cache, new_cache, text_cache
+from ..compat.caches import CACHE, belongs_to_user, cache_name, is_offloaded_cache, new_cache, text_cache
 from ..compat.inputs import forward_inputs, tokens_before
 from ..compat.models import compiles_by_itself, device_of, has_hooks, has_recurrent_state
 from ..compat.positions import FrequencySwitch
@@ -120,10 +119,6 @@ class _RunnerChoice:
     making: Making
 
     @cached_property
-    def _cache(self) -> Any:
-        return cache_of(self.making.call.inputs)
-
-    @cached_property
     def _before(self) -> int:
         """How many tokens the caller's cache holds before the prompt."""
         call = self.making.call
@@ -154,7 +149,7 @@ class _RunnerChoice:
         if positions is not None and (missing := self._before + length - positions.shape[-1]) > 0:
             call.inputs["position_ids"] = pad(positions, (missing, 0))  # of the tokens before, which nobody reads
         if has_recurrent_state(model):
-            keeps_cache = belongs_to_user(self._cache) or bool(call.config.return_dict_in_generate)
+            keeps_cache = belongs_to_user(call.cache) or bool(call.config.return_dict_in_generate)
             # Padding of a prompt alone may be part of the text, so only rows of a batch skip it.
             skips = call.of_batch and ask(model).free
             padding = padding_before(call.inputs.get("attention_mask")) if skips else 0
@@ -163,7 +158,8 @@ class _RunnerChoice:
 
     def static(self, switch: FrequencySwitch | None) -> Runners | None:
         """Return runners on static caches; None where these are impossible or not wanted."""
-        model, call, cache = self.model, self.making.call, self._cache
+        model, call = self.model, self.making.call
+        cache = call.cache
         given = isinstance(text_cache(cache), StaticCache)
         path = choose_path(
             device_of(model).type,
@@ -197,7 +193,8 @@ class _RunnerChoice:
 
     def _target(self, given: bool) -> StaticCacheRunner:
         """Return the target's runner, on the caller's static cache or on one of the pool's."""
-        model, call, cache, own = self.model, self.making.call, self._cache, belongs_to_user(self._cache)
+        model, call, cache = self.model, self.making.call, self.making.call.cache
+        own = belongs_to_user(cache)
         needed, kind = call.config.max_length + self._of_target.room, self.choice.kind
         slot = StaticCacheSlot(cache, int(cache.get_seq_length())) if own else take_slot(model, needed, call.batch)
         runner = StaticCacheRunner(model, slot, call.inputs, self._seen, self._last_position, kind.reads)
@@ -259,7 +256,7 @@ class _RunnerChoice:
 
     def _obstacle(self) -> str | None:
         """Say why the target's cache can't be static; None where it can."""
-        model, call, kind, cache = self.model, self.making.call, self.choice.kind, self._cache
+        model, call, kind, cache = self.model, self.making.call, self.choice.kind, self.making.call.cache
         if model.config.is_encoder_decoder:
             return f"{type(model).__name__} has an encoder"
         if is_offloaded_cache(cache):
