@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import fields, replace
+
 import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from benchmarks.bundled_pair.recipe import build_tokenizer
-from hf_lossy_assist.evaluation.modes import Models
 from hf_lossy_assist.pairs import Pair
 from hf_lossy_assist.tasks import Arithmetic, Example, Task
 from tests.acceptors.fixtures import verifier_head
 from tests.tiny_models import _COMMON, noisy_copy, tiny
 
 PROBLEMS = 6
+_OF_A_PAIR = {each.name for each in fields(Pair)}
 MAX_NEW_TOKENS = 20
 
 
@@ -46,14 +48,20 @@ def tokenizer():
 
 
 @pytest.fixture(scope="session")
-def models() -> Models:
-    """Models that say much the same, and never come to an end by themselves."""
+def models() -> Pair:
+    """Pair that say much the same, and never come to an end by themselves."""
     target = tiny("llama")
     target.generation_config.eos_token_id = None
-    return Models(target, noisy_copy(target, 0.02))
+    return Pair(target, noisy_copy(target, 0.02))
 
 
-def verifier_for(models: Models, position: str = "previous", bias: float = 0.0, scale: float = 1.0, seed: int = 0):
+def changed(work, **changes):
+    """Return an evaluation or a labelling with other values, also in its pair."""
+    own = {name: changes.pop(name) for name in [*changes] if name in _OF_A_PAIR}
+    return replace(work, pair=replace(work.pair, **own), **changes)
+
+
+def verifier_for(models: Pair, position: str = "previous", bias: float = 0.0, scale: float = 1.0, seed: int = 0):
     """Return a random verifier head."""
     return verifier_head(models.target, models.draft, position, bias, scale, seed=seed)
 

@@ -32,4 +32,7 @@ def tiny_pair_folder(tmp_path_factory) -> Path:
 def bundled(tiny_pair_folder, monkeypatch):
     """Let the untrained models stand in for those of the bundled pair."""
     load = pairs.load
-    monkeypatch.setattr(pairs, "load", lambda name, **options: load(name, **{**options, "folder": tiny_pair_folder}))
+    for place in (pairs, pairs.pair):
+        monkeypatch.setattr(
+            place, "load", lambda name, **options: load(name, **{**options, "folder": tiny_pair_folder})
+        )

@@ -10,8 +10,8 @@ import torch
 from benchmarks.growing.geometry import PRESETS, Geometry
 from benchmarks.grown_models import grow_models
 from hf_lossy_assist import last_stats, pairs
-from hf_lossy_assist.evaluation.modes import Models
 from hf_lossy_assist.evaluation.quality import paired_interval
+from hf_lossy_assist.pairs import Pair
 from hf_lossy_assist.tasks import Example
 
 from .known_texts import is_known, pair_of, prompts
@@ -38,8 +38,8 @@ def large(run: Run) -> None:
 def _rules_of(run: Run, part: str, sizes: tuple[str, Geometry, Geometry], count: int) -> None:
     name, *shapes = sizes
     pair = pairs.load("arithmetic", dtype=run.dtype, device=run.device)
-    models = grow_models(Models(pair.target, pair.draft, pair.heads), *shapes)
-    heads = {head.config.rule: head for head in models.heads.values()}
+    models = grow_models(pair, *shapes)
+    heads = models.rule_heads
     warm, *examples = pair.task.examples("test", 3 if run.tiny else count + 1)
 
     def measure(rule: str, example: Example) -> Row:
@@ -73,7 +73,7 @@ def _rules_of(run: Run, part: str, sizes: tuple[str, Geometry, Geometry], count:
     _heads(run, name, models)
 
 
-def _heads(run: Run, name: str, models: Models) -> None:
+def _heads(run: Run, name: str, models: Pair) -> None:
     """Time an LM head over K + 1 copies of five states, as a share of a forward of the target: DropMatch's table 4."""
     target, head = models.target, models.target.get_output_embeddings()
     with run.step("heads") as begins, torch.no_grad():

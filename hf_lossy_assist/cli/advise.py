@@ -54,20 +54,17 @@ def advise(
     need("lab", "`lossy-assist advise`")
     decoding.check()
     models.check({})
-    prompts.check()
+    task, scored = prompts.of(models.pair)
     from ..evaluation.advice.advice import DRAFT_COST
     from ..evaluation.advice.advising import advise as advice_on
-    from .models import Setup
 
     for share in draft_cost:
         DRAFT_COST.check("draft_cost", share)
-    setup = Setup(models, decoding, prompts)
-    loaded, screen = setup.load(), Console(stderr=as_json)
+    pair, screen = models.load(), Console(stderr=as_json)
     advice = advice_on(
-        loaded.target, loaded.draft, loaded.tokenizer, loaded.task, modes=modes, gammas=gammas, limit=limit,
-        split=setup.chosen_split, max_new_tokens=max_new_tokens, temperature=setup.temperature,
-        top_p=setup.top_p, batch_size=batch_size, tune=tune, seed=setup.seed, out=out,
-        measure="task" if setup.is_scored else None,
+        pair.target, pair.draft, pair.tokenizer, task, modes=modes, gammas=gammas, limit=limit,
+        split=prompts.chosen_split(), max_new_tokens=max_new_tokens, **decoding.law, batch_size=batch_size, tune=tune,
+        seed=decoding.seed or 0, out=out, measure="task" if scored else None,
     )  # fmt: skip
     if as_json:
         print(json.dumps(advice.entry, indent=2, ensure_ascii=False))  # noqa: T201

@@ -36,7 +36,7 @@ def calibrate(
     """
     need("lab", "`lossy-assist calibrate`")
     from ..evaluation.calibration.calibrating import calibrate as certify_fastest
-    from .models import read_heads
+    from .options import read_heads
 
     screen, heads = Console(), read_heads(head)
     chosen = None if modes is None else [name.strip() for name in split(modes, ",")]

@@ -34,17 +34,15 @@ def demo(
     from .. import pairs
     from ..evaluation.answers import by_mode
     from ..evaluation.evaluation import Evaluation
-    from ..evaluation.modes import Models, parse_modes
+    from ..evaluation.modes import parse_modes
     from ..evaluation.result import score_table
 
     limit_threads(threads)
     disable_progress_bar()
     screen = Console()
-    loaded = pairs.load("arithmetic")
     evaluation = Evaluation(
-        Models(loaded.target, loaded.draft, loaded.rule_heads), loaded.tokenizer, loaded.task, parse_modes(MODES),
-        reference="plain", limit=limit, batch_size=_BATCH_SIZE,
-    )  # fmt: skip
+        pairs.load("arithmetic"), parse_modes(MODES), reference="plain", limit=limit, batch_size=_BATCH_SIZE
+    )
     screen.print(f"{limit} problems, each answered in {len(evaluation.modes)} modes", style="dim")
     result = evaluation.complete(None)
     verdict = Verdict.of(result)
@@ -122,16 +120,16 @@ def _side_by_side(evaluation: Evaluation, shown: Sequence[str], problem: int, *,
     from ..evaluation.requests import batches_of, run_request
     from .rendering import marked, traced_text
 
-    example, tokenizer = evaluation.examples[problem], evaluation.tokenizer
-    (batch,) = batches_of([evaluation.task.encode(example, tokenizer)], device=evaluation.models.target.device)
+    example, pair = evaluation.examples[problem], evaluation.pair
+    (batch,) = batches_of([pair.task.encode(example, pair.tokenizer)], device=pair.target.device)
     table = Table(*shown, expand=True)
     texts, verdicts = [], []
     for mode in (mode for mode in evaluation.modes if mode.label in shown):
-        response = run_request(evaluation.models, mode, batch, evaluation.length)
+        response = run_request(pair, mode, batch, evaluation.length)
         (row,), ((calls, *_),) = response.rows, response.work
         trace = response.stats.trace if response.stats else ()
-        texts.append(traced_text(tokenizer, row.tolist(), trace, colour=colour))
-        right = evaluation.task.correct(example, tokenizer.decode(row, skip_special_tokens=True))
+        texts.append(traced_text(pair.tokenizer, row.tolist(), trace, colour=colour))
+        right = pair.task.correct(example, pair.tokenizer.decode(row, skip_special_tokens=True))
         verdict = ("right", "green") if right else ("wrong", "red")
         verdicts.append(Text.assemble(verdict, f", {calls} calls of the target"))
     table.add_row(*texts, end_section=True)

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import nullcontext
+from typing import TYPE_CHECKING
 
 from ..errors import need
 from . import options
 from .console import Console
+
+if TYPE_CHECKING:
+    from ..evaluation.modes import DecodingMode
+    from ..heads import Head
 
 
 def evaluate(
@@ -32,24 +38,30 @@ def evaluate(
     decoding.check()
     lookup = decoding.prompt_lookup
     models.check({}, ("--assistant",), lookup)
-    prompts.check()
+    task, scored = prompts.of(models.pair)
     from ..evaluation.evaluate import evaluate as measured
-    from .models import Setup
+    from ..evaluation.modes import modes_of
+    from ..integrations.vllm.engines import vllm_engines, vllm_has
 
-    setup = Setup(models, decoding, prompts, measuring)
-    with setup.vllm or nullcontext():
-        for mode in setup.modes(modes, setup.heads):  # before models are loaded
-            mode.check_draft(model=setup.has_draft, lookup=lookup is not None)
-        loaded = setup.load()
+    with vllm_engines("vllm" in measuring.engine, measuring.vllm_python, models.threads) or nullcontext() as vllm:
+
+        def listed(heads: Mapping[str, Head]) -> list[DecodingMode]:
+            own = modes_of(modes, decoding.length(models), heads=heads, **decoding.law)
+            if vllm is None:
+                return own
+            return vllm.modes(own) if measuring.engine == "vllm" else [*own, *vllm.modes(filter(vllm_has, own))]
+
+        for mode in listed(models.heads):  # before models are loaded
+            mode.check_draft(model=models.has_draft(lookup), lookup=lookup is not None)
+        pair = models.load(lookup, models.heads)
         screen = Console()
         try:
             result = measured(
-                loaded.target, loaded.draft, tokenizer=loaded.tokenizer, task=loaded.task,
-                modes=setup.modes(modes, loaded.heads), heads=loaded.heads, reference=measuring.reference,
-                limit=limit, split=setup.chosen_split, batch_size=batch_size, gamma=setup.gamma,
-                prompt_lookup_num_tokens=lookup, max_new_tokens=max_new_tokens, seed=setup.seed,
-                measure=measuring.measure or ("task" if setup.is_scored else None), repeats=measuring.repeats,
-                clock=measuring.clock, out=out,
+                pair.target, pair.draft, tokenizer=pair.tokenizer, task=task, modes=listed(pair.rule_heads),
+                heads=pair.rule_heads, reference=measuring.reference, limit=limit, split=prompts.chosen_split(),
+                batch_size=batch_size, prompt_lookup_num_tokens=lookup, max_new_tokens=max_new_tokens,
+                seed=decoding.seed or 0, measure=measuring.measure or ("task" if scored else None),
+                repeats=measuring.repeats, clock=measuring.clock, out=out,
             )  # fmt: skip
         except KeyboardInterrupt:
             kept = "" if out is None else f"; repeat the command to continue from {out}"

@@ -15,7 +15,7 @@ from .console import Console
 
 if TYPE_CHECKING:
     from ..evaluation.modes import DecodingMode
-    from .models import LoadedModels
+    from ..pairs import Pair
 
 
 def generate(
@@ -53,47 +53,44 @@ def generate(
     from transformers import set_seed
 
     from .. import enabled
-    from ..evaluation.requests import PromptList
     from ..generation.config import head_users
-    from ..tasks import Example
-    from .models import Setup
     from .rendering import ConsoleStreamer, stats_table
 
-    setup = Setup(models, decoding, assistant_tokenizer=assistant_tokenizer)
-    chosen = one_mode(mode, None if decoding.gamma is None else setup.gamma)
-    if unused := [rule for rule in setup.heads if rule not in chosen.rules]:
+    lookup, heads = decoding.prompt_lookup, models.heads
+    example = options.shown(prompt, models.pair)
+    chosen = one_mode(mode, None if decoding.gamma is None else decoding.length(models))
+    if unused := [rule for rule in heads if rule not in chosen.rules]:
         raise LossyValueError(f"`--head` is for the rule {unused[0]!r}, which is not in `--mode`; leave it out")
     if decoding.seed is not None:
         chosen = replace(chosen, settings={"seed": decoding.seed, **chosen.settings})
         set_seed(decoding.seed)
-    if models.pair is None or all(rule in setup.heads for rule in head_users(chosen.rule)):
-        fields_of(chosen, setup.heads)  # else the pair may bring a head
-    loaded, screen = setup.load(), Console()
-    keywords = fields_of(chosen, loaded.heads) | drafting_of(chosen, loaded, decoding.prompt_lookup)
-    target, tokenizer = loaded.target, loaded.tokenizer
-    example = loaded.shown if prompt is None else None
-    if example is not None:
-        prompt = example.prompt
-        screen.print(Text(prompt, style="dim"), soft_wrap=True)
-    if chat and not tokenizer.chat_template:
+    if models.pair is None or all(rule in heads for rule in head_users(chosen.rule)):
+        fields_of(chosen, heads)  # else the pair may bring a head
+    pair, screen = models.load(lookup, heads), Console()
+    keywords = fields_of(chosen, pair.rule_heads) | drafting_of(chosen, pair)
+    if other := _other_tokenizer(pair, models, assistant_tokenizer):
+        keywords["assistant_tokenizer"] = other
+    if prompt is None:
+        screen.print(Text(example.prompt, style="dim"), soft_wrap=True)
+    if chat and not pair.tokenizer.chat_template:
         raise LossyValueError(
-            f"`chat` needs a template, but the tokenizer of {tokenizer.name_or_path!r} has no chat template; use a "
-            "chat model, or leave it out"
+            f"`chat` needs a template, but the tokenizer of {pair.tokenizer.name_or_path!r} has no chat template; use "
+            "a chat model, or leave it out"
         )
-    turn = PromptList([prompt]).encode(Example(prompt, ""), tokenizer) if chat else None
-    ids = turn or loaded.read(prompt, as_question=models.pair is not None)
-    with enabled(target):
-        output = target.generate(
-            input_ids=torch.tensor([ids], device=target.device),
+    ids = pair.encode(example.prompt, turn=chat or models.pair is not None)
+    with enabled(pair.target):
+        output = pair.target.generate(
+            input_ids=torch.tensor([ids], device=pair.target.device),
             **keywords,
             max_new_tokens=max_new_tokens,
             do_sample=decoding.sample,
             **{name: value for name in ("temperature", "top_p") if (value := getattr(decoding, name)) is not None},
-            streamer=ConsoleStreamer(tokenizer, screen, mark=show_acceptance),
+            streamer=ConsoleStreamer(pair.tokenizer, screen, mark=show_acceptance),
             return_dict_in_generate=True,
         )
-    if example is not None and example.answer:
-        right = loaded.right(example, output.sequences[0, len(ids) :].tolist())
+    if example.answer:
+        text = pair.tokenizer.decode(output.sequences[0, len(ids) :], skip_special_tokens=True)
+        right = pair.task.correct(example, text)
         screen.print(
             "The answer is right." if right else f"The answer is wrong: {example.answer} is right.", style="dim"
         )
@@ -123,19 +120,33 @@ def fields_of(mode: DecodingMode, known: dict[str, Any]) -> dict[str, Any]:
     return fields
 
 
-def drafting_of(mode: DecodingMode, loaded: LoadedModels, lookup: int | None) -> dict[str, Any]:
-    """Return the keywords of ``generate()`` for drafting, by a model or by prompt ``lookup``."""
+def drafting_of(mode: DecodingMode, pair: Pair) -> dict[str, Any]:
+    """Return the keywords of ``generate()`` for drafting, by a model or by prompt lookup."""
+    keywords: dict[str, Any] = {"tokenizer": pair.tokenizer}
+    if pair.lookup:
+        keywords["prompt_lookup_num_tokens"] = pair.lookup
+    if pair.draft is not None:
+        keywords["assistant_model"] = pair.draft
+        if mode.gamma is not None:
+            keywords["num_assistant_tokens"] = mode.gamma
+    return keywords
+
+
+def _other_tokenizer(pair: Pair, models: options.Models, named: str | None) -> Any:
+    """Return the draft's tokenizer if it is another one than the target's."""
+    from transformers import AutoTokenizer
+
+    from ..compat.models import load_errors
     from ..drafting.vocabulary import same_tokenizer
 
-    keywords: dict[str, Any] = {"tokenizer": loaded.tokenizer}
-    if lookup is not None:
-        keywords["prompt_lookup_num_tokens"] = lookup
-    if loaded.draft is None:
-        return keywords
-    keywords["assistant_model"] = loaded.draft
-    if mode.gamma is not None:
-        keywords["num_assistant_tokens"] = mode.gamma
-    other = loaded.draft_tokenizer
-    if other is not None and not same_tokenizer(loaded.tokenizer, other):
-        keywords["assistant_tokenizer"] = other
-    return keywords
+    if models.assistant in (None, *(options.OWN if models.pair else ["mtp"])):
+        return None
+    if named is not None:
+        with load_errors("`--assistant-tokenizer`", named):
+            found = AutoTokenizer.from_pretrained(named)
+    else:
+        try:
+            found = AutoTokenizer.from_pretrained(models.assistant)
+        except (OSError, ValueError):
+            return None  # such a draft shares the target's
+    return None if same_tokenizer(pair.tokenizer, found) else found

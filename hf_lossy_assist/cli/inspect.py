@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -44,27 +42,26 @@ def inspect(
         raise LossyValueError(
             f"`--out` has to be a new file, but {str(file)!r} is there; choose another, or add `--overwrite`"
         )
+    from ..evaluation.modes import modes_of
     from ..evaluation.requests import batches_of
     from ..evaluation.side_by_side import compare
-    from .models import Setup
 
-    setup = Setup(models, decoding, usual_gamma=GAMMA)
-    named = setup.modes(modes, setup.heads)
+    example = options.shown(prompt, models.pair)
+    named = modes_of(modes, decoding.length(models, GAMMA), heads=models.heads, **decoding.law)
     for each in named:  # before models are loaded
-        each.check_draft(model=setup.has_draft, lookup=lookup is not None)
-    loaded = setup.load()
-    ready = replace(loaded.models, lookup=lookup or 0)
-    longest = getattr(ready.draft, "longest", None)
-    if decoding.gamma is None and longest is not None and longest < GAMMA:  # a block is short
-        named = replace(setup, usual_gamma=longest).modes(modes, loaded.heads)
+        each.check_draft(model=models.has_draft(lookup), lookup=lookup is not None)
+    pair = models.load(lookup, models.heads)
+    longest = min(GAMMA, getattr(pair.draft, "longest", None) or GAMMA)  # a block is short
+    named = modes_of(modes, decoding.length(models, longest), heads=pair.rule_heads, **decoding.law)
     for each in named:
-        each.check_models(ready)
-    example = loaded.shown if prompt is None else None
-    text = prompt if example is None else example.prompt
-    (batch,) = batches_of(
-        [loaded.read(text, as_question=models.pair is not None)], device=loaded.target.device, seed=setup.seed
-    )
-    right = partial(loaded.right, example) if example is not None and example.answer else None
-    page = compare(ready, loaded.tokenizer, named, batch, max_new_tokens, prompt=text, right=right)
+        each.check_pair(pair)
+    ids = pair.encode(example.prompt, turn=models.pair is not None)
+    (batch,) = batches_of([ids], device=pair.target.device, seed=decoding.seed or 0)
+
+    def right(tokens: list[int]) -> bool:
+        return pair.task.correct(example, pair.tokenizer.decode(tokens, skip_special_tokens=True))
+
+    judged = right if example.answer else None
+    page = compare(pair, named, batch, max_new_tokens, prompt=example.prompt, right=judged)
     page.save(file)
     Console().print(f"written: {file}", style="dim", soft_wrap=True, markup=False, highlight=False)

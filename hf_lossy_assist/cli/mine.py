@@ -56,30 +56,28 @@ def mine(
     if prompts.task is None and prompts.data is not None:
         raise LossyValueError("`--data` is for `--task`; name the task")
     models.check({"--task": prompts.task}, () if api is None else ("--model",))
-    prompts.check(None)
+    task, named = prompts.of(models.pair, None)
+    if not named:
+        raise LossyValueError(f"`--task` has to be given: the pair {models.pair!r} has none of its own")
     from ..evaluation.meters import provenance
     from ..training.label_folder import load_mined
     from ..training.labelling import Labelling
     from ..training.labelling import mine as run
     from ..training.labels import read_labels
-    from .models import Setup
 
     process, screen, kind = this_process(), Console(), read_labels(labels)
     if kind.temperature is None:
         decoding.check()
     if decoding.sample or decoding.temperature is not None:
         kind = replace(kind, temperature=decoding.temperature or 1.0)
-    setup = Setup(models, decoding, prompts, split=None)
-    if setup.task is None:
-        raise LossyValueError(f"`--task` has to be given: the pair {models.pair!r} has none of its own")
-    loaded = setup.load()
+    pair = replace(models.load(), task=task)
     labelling = Labelling(
-        loaded.task, loaded.tokenizer, loaded.target, loaded.draft, kind, api, limit, setup.chosen_split, batch_size,
-        max_new_tokens, setup.seed, {"data": prompts.data, "task_settings": prompts.settings}, process,
+        pair, kind, api, limit, prompts.chosen_split(None), batch_size, max_new_tokens, decoding.seed or 0,
+        {"data": prompts.data, "task_settings": prompts.settings}, process,
     )  # fmt: skip
     counts = {"limit": limit, "batch_size": batch_size, "labels": labels, "processes": process.count}
     try:
-        run(labelling, out, provenance=provenance(loaded.draft.device, **counts))
+        run(labelling, out, provenance=provenance(pair.draft.device, **counts))
     except KeyboardInterrupt:
         done = len(load_mined(out).prompts)
         screen.print(f"stopped; {done} prompts are in {out}, and the same command goes on from there")

@@ -3,27 +3,35 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import inf
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from cyclopts import Group, Parameter
 
 from ..errors import LossyValueError
 from ..generation.spelling import FORM
-from ..tasks import Task
+from ..store.folder import this_process
+from ..tasks import Example, Task
 from ..tasks.lookup import SHIPPED, load
-from ..values import json_or_text
+from ..values import check_name, json_or_text
+
+if TYPE_CHECKING:
+    from ..heads import Head
+    from ..pairs import Pair
 
 MODELS, PROMPTS, DECODING, MEASURING, OUTPUT = map(
     Group.create_ordered, ("Models", "Prompts", "Decoding", "Measuring", "Output")
 )
 _SETTING = re.compile(r":(?=\w+=)")  # begins a task's setting
-MTP = "mtp"
-"""``--assistant`` for the target's own MTP layer."""
+OWN = ("mtp", "draft", "eagle3", "dflash")
+"""What ``--assistant`` may name besides folders and ids: what comes with the target, or with a pair."""
+OPENINGS = Path(__file__).parent / "openings.txt"
+"""Prompts for models without a task."""
+_SHOWN = 18  # the bundled pair answers this problem right by its usual rules, and `dropmatch` in few rounds
 
 
 def must(rule: str, holds: Callable[[Any], bool]) -> Parameter:
@@ -96,7 +104,23 @@ class Models:
     "CPU threads; torch's choice by default."
 
     draft_dtype: ClassVar[Any] = None
-    head: ClassVar[Any] = ()
+
+    def load(self, prompt_lookup: int | None = None, heads: Mapping[str, Any] | None = None) -> Pair:
+        """Load them, with heads by rule."""
+        import torch
+        from transformers.utils.logging import disable_progress_bar
+
+        from ..pairs import Pair
+
+        disable_progress_bar()
+        if self.threads is not None:
+            torch.set_num_threads(self.threads)
+        usual = f"cuda:{this_process().local}" if torch.cuda.is_available() else "cpu"
+        return Pair.load(
+            self.pair, model=self.model, assistant=self.assistant, dtype=self.dtype, device=self.device or usual,
+            folder=self.folder, prepack=self.prepack, draft_dtype=self.draft_dtype, heads=heads,
+            prompt_lookup=prompt_lookup,
+        )  # fmt: skip
 
     def has_draft(self, lookup: int | None = None) -> bool:
         """Whether a model drafts: with prompt lookup, a pair's own is named as ``--assistant draft``."""
@@ -112,7 +136,7 @@ class Models:
             raise LossyValueError(f"`--pair` {self.pair!r} brings its own models; leave out `--model`")
         if lookup is not None:
             optional = (*optional, "--assistant")
-        if self.draft_dtype is not None and (self.assistant == MTP or not self.has_draft(lookup)):
+        if self.draft_dtype is not None and (self.assistant == "mtp" or not self.has_draft(lookup)):
             raise LossyValueError(f"`--draft-dtype` {self.draft_dtype} needs a draft model; add `--assistant`")
         missing = [f"`{name}`" for name, value in named.items() if value is None and name not in optional]
         if self.pair is None and missing:
@@ -137,6 +161,28 @@ class ModelsWithHeads(RoundedModels):
 
     head: Annotated[list[str], Parameter(show_default=False)] = ()
     "A trained head, [RULE=]SOURCE: a folder or a Hub id. Repeatable."
+
+    @cached_property
+    def heads(self) -> dict[str, Head]:
+        return read_heads(self.head)
+
+
+def read_heads(items: Sequence[str]) -> dict[str, Head]:
+    """Load the heads of ``--head SOURCE`` and ``--head RULE=SOURCE``, by rule."""
+    from ..acceptors import REGISTRY, head_type, place_rule_head
+    from ..heads import Head
+    from ..heads.head import load_head
+
+    heads: dict[str, Head] = {}
+    for item in items:
+        name, equals, source = item.partition("=")
+        if equals and name.isidentifier():
+            check_name("RULE` of `--head", name, [x for x in REGISTRY if head_type(REGISTRY[x]) is not None])
+            heads[name] = place_rule_head(REGISTRY[name], source, "cpu")
+        else:
+            head = load_head(Head, item)
+            heads[head.config.rule] = head
+    return heads
 
 
 @Parameter(name="*", group=PROMPTS)
@@ -169,13 +215,31 @@ class Prompts:
             return load(_SETTING.split(self.task)[0], self.data, **self.settings)
         return None if self.data is None else load("prompts", self.data, split=self.split or "test")
 
-    def chosen_split(self, default: str | None) -> str | None:
+    def chosen_split(self, default: str | None = "test") -> str | None:
         return self.split or self.settings.get("split", default)
 
-    def check(self, split: str | None = "test") -> None:
-        """Refuse prompts that can't be read; without a split, those of the task's first."""
-        if self.loaded is not None:
-            self.loaded.examples(self.chosen_split(split) or self.loaded.splits[0], 1)
+    def of(self, pair: str | None, split: str | None = "test") -> tuple[Task, bool]:
+        """Return what is asked, and whether that is a task: a pair's own by default, else openings of stories.
+
+        Refuse prompts that can't be read.
+        """
+        own = None
+        if self.loaded is None and pair is not None:
+            from ..pairs import task_of
+
+            own = task_of(pair)
+        task = self.loaded or own or load("prompts", str(OPENINGS), split="test")
+        task.examples(self.chosen_split(split) or task.splits[0], 1)
+        return task, self.task is not None or own is not None
+
+
+def shown(prompt: str | None, pair: str | None) -> Example:
+    """Return a prompt without an answer, or without a prompt one of a pair's."""
+    if prompt is not None:
+        return Example(prompt, "")
+    task, scored = Prompts().of(pair)
+    at = _SHOWN if scored else 0
+    return task.examples("test", at + 1)[at]
 
 
 @Parameter(name="*", group=DECODING)
@@ -191,8 +255,11 @@ class Sampling:
     "The seed of all draws; each further prompt adds one."
 
     top_p: ClassVar[Any] = None
-    gamma: ClassVar[Any] = None
-    prompt_lookup: ClassVar[Any] = None
+
+    @property
+    def law(self) -> dict[str, Any]:
+        """How tokens are drawn, by the names of the Python API."""
+        return {"temperature": (self.temperature or 0.9) if self.sample else None, "top_p": self.top_p or 1.0}
 
     def check(self) -> None:
         """Refuse settings of draws where nothing is drawn."""
@@ -219,6 +286,11 @@ class Drafting(Decoding):
     "Drafted tokens a round where a mode does not say, or auto; 5 by default, and 8 for `inspect`."
     prompt_lookup: Annotated[int | None, AT_LEAST_1] = None
     "Look up to so many tokens up in the text, before an --assistant drafts, or without a model."
+
+    def length(self, models: Models, usual: int = 5) -> int | str:
+        """Return the drafted tokens a round, where a mode does not say."""
+        alone = None if models.has_draft(self.prompt_lookup) else self.prompt_lookup
+        return next(x for x in (alone, self.gamma, usual) if x is not None)
 
 
 @Parameter(name="*", group=MEASURING)

@@ -14,7 +14,7 @@ from .options import AT_LEAST_0, AT_LEAST_1, PairName, must
 
 if TYPE_CHECKING:
     from ..evaluation.tables import Column, NumberTable
-    from ..heads import JudgeConfig, VerifierConfig
+    from ..heads import JudgeConfig, ModelIdentity, VerifierConfig
     from ..training.examples import LabelledMismatch
 
 # With fewer important tokens, the standard error of a recall of 0.9 is above 3 points.
@@ -62,19 +62,32 @@ def judge(
 
     from ..training import judge_training
     from ..training.examples import check, read_together
-    from .models import identity_of
 
     limit_threads(threads)
     disable_progress_bar()
     screen, settings = Console(), judge_training.JudgeSettings(models, features, recall, seed=seed)
     # A target behind an API has no weights here, so its configuration is enough.
-    labelled = read_together(data, settings.columns, model and identity_of("--model", model))
+    labelled = read_together(data, settings.columns, model and _identity_of(model))
     check(labelled.examples)
     origin = labelled.origin.with_card(license, pair)
     trained = judge_training.train_judge(labelled.examples, origin, settings)
     trained.save(out)
     _describe_judge(trained.head.config, labelled, settings.choices, screen)
     screen.print(f"saved in {out}")
+
+
+def _identity_of(model: str) -> ModelIdentity:
+    """Return a model's identity from its configuration; weights may be many gigabytes."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    from ..compat.models import load_errors
+    from ..heads import ModelIdentity
+
+    with load_errors("`--model`", model):
+        config = AutoConfig.from_pretrained(model)
+    with torch.device("meta"):
+        return ModelIdentity.of(AutoModelForCausalLM.from_config(config))
 
 
 def _describe_judge(config: JudgeConfig, labelled: LabelledMismatch, choices: Sequence[str], screen: Console) -> None:

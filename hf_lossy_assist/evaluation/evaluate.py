@@ -10,11 +10,12 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from .. import tasks
 from ..errors import need
 from ..heads import Head
+from ..pairs import Pair
 from ..store.folder import this_process
 from ..tasks import Task
 from ..values import ONE_OR_MORE
 from .evaluation import Evaluation
-from .modes import DecodingMode, Models, modes_of
+from .modes import DecodingMode, modes_of
 from .result import EvaluationResult
 
 
@@ -114,9 +115,9 @@ def evaluate(
         ONE_OR_MORE.check("prompt_lookup_num_tokens", prompt_lookup_num_tokens)
         gamma = gamma if draft is not None else prompt_lookup_num_tokens
     listed = modes_of(modes, gamma, temperature, top_p, heads or {}) if isinstance(modes, str) else list(modes)
-    models = Models(target, draft, heads or {}, prompt_lookup_num_tokens or 0, tokenizer)
+    asked = tasks.load(task) if isinstance(task, str) else task
     evaluation = Evaluation(
-        models, tokenizer, tasks.load(task) if isinstance(task, str) else task, listed,
+        Pair(target, draft, tokenizer, asked, heads or {}, prompt_lookup_num_tokens or 0), listed,
         reference or reference_of(listed), limit, split, batch_size, max_new_tokens, seed, this_process(),
         measure, repeats, clock,
     )  # fmt: skip

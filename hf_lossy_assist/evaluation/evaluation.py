@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import product
 from pathlib import Path
@@ -13,22 +13,21 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedTokenizerBase
 
 from ..compat.inputs import ending_tokens
 from ..drafting.vocabulary import kept_tokens
 from ..errors import LossyValueError
 from ..generation.enabling import enabled
-from ..heads import ModelIdentity
 from ..models.prepacked import is_prepacked
 from ..models.quantised import dtype_of
+from ..pairs import Pair
 from ..progress import track
 from ..store.folder import Process
-from ..tasks import Example, Task
+from ..tasks import Example
 from ..values import ONE_OR_MORE
 from .answers import Answer, AnswerStore
 from .meters import CLOCKS, provenance
-from .modes import DecodingMode, Models
+from .modes import DecodingMode
 from .quality import MEASURES, Measurable
 from .requests import Ending, PromptBatch, Response, batches_of, run_request
 from .result import EvaluationResult
@@ -45,9 +44,7 @@ class Evaluation:
     Every mode is compared with the mode labelled ``reference``.
     """
 
-    models: Models
-    tokenizer: PreTrainedTokenizerBase
-    task: Task
+    pair: Pair  # its task gives the problems
     modes: Sequence[DecodingMode]
     reference: str
     limit: int = 100  # the most problems
@@ -69,10 +66,10 @@ class Evaluation:
         if self.reference not in labels:
             raise LossyValueError(f"`reference` has to be one of the modes {labels}, but is {self.reference!r}")
         for mode in self.modes:
-            mode.check_models(self.models)
+            mode.check_pair(self.pair)
         if self.measure not in (None, *MEASURES):
             raise LossyValueError(f"`measure` has to be one of {list(MEASURES)}, but is {self.measure!r}")
-        cpu = self.models.target.device.type == "cpu" and torch.get_num_threads() == 1
+        cpu = self.pair.target.device.type == "cpu" and torch.get_num_threads() == 1
         if self.clock not in CLOCKS or (self.clock == "cpu" and not cpu):
             raise LossyValueError(
                 f"`clock` has to be one of {list(CLOCKS)}, and cpu only with one thread on a CPU, but is {self.clock!r}"
@@ -83,13 +80,13 @@ class Evaluation:
     @cached_property
     def examples(self) -> list[Example]:
         """The problems; a problem's id is its index here."""
-        return self.task.examples(self.split, self.limit)
+        return self.pair.task.examples(self.split, self.limit)
 
     @cached_property
     def batches(self) -> list[PromptBatch]:
-        prompts = [self.task.encode(example, self.tokenizer) for example in self.examples]
-        device, pad = self.models.target.device, self.tokenizer.pad_token_id
-        ending = Ending.of(self.task, self.tokenizer)
+        prompts = [self.pair.task.encode(example, self.pair.tokenizer) for example in self.examples]
+        device, pad = self.pair.target.device, self.pair.tokenizer.pad_token_id
+        ending = Ending.of(self.pair.task, self.pair.tokenizer)
         return batches_of(prompts, self.batch_size, device=device, pad=pad, seed=self.seed, ending=ending)
 
     @property
@@ -99,15 +96,12 @@ class Evaluation:
 
     @property
     def length(self) -> int:
-        return self.max_new_tokens or self.task.max_new_tokens
+        return self.max_new_tokens or self.pair.task.max_new_tokens
 
-    def run(
-        self, store: AnswerStore | None = None, wanted: Callable[[str], bool] = lambda label: True
-    ) -> Iterator[dict[str, Answer]]:
+    def run(self, store: AnswerStore | None = None) -> Iterator[dict[str, Answer]]:
         """Yield each problem's answers by mode label, as soon as all modes have answered it.
 
-        Answers go to ``store``; problems already answered there are skipped. Before each batch, ``wanted`` says of each
-        label whether that mode should still answer; the reference always does.
+        Answers go to ``store``; problems already answered there are skipped.
 
         Examples
         --------
@@ -115,7 +109,7 @@ class Evaluation:
         >>> from hf_lossy_assist.evaluation.modes import parse_modes
         >>> pair = pairs.load("arithmetic")
         >>> modes = parse_modes("lossless,topk:k=2", gamma=8)
-        >>> evaluation = Evaluation(Models(pair.target, pair.draft), pair.tokenizer, pair.task, modes, "lossless")
+        >>> evaluation = Evaluation(pair, modes, "lossless")
         >>> losses = []
         >>> for answers in evaluation.run():
         ...     losses.append(answers["lossless"].score - answers["topk:k=2"].score)
@@ -126,17 +120,15 @@ class Evaluation:
         """
         store = AnswerStore() if store is None else store
         warm: set[str] = set()
-        with enabled(self.models.target):
+        with enabled(self.pair.target):
             for b, batch in self.own_batches.items():
                 ids = range(b * self.batch_size, b * self.batch_size + len(batch))
-                labels = [mode.label for mode in self.modes if mode.label == self.reference or wanted(mode.label)]
-                missing = {label for label in labels for i in ids if (label, i) not in store}
-                modes = [mode for mode in self.modes if mode.label in missing]
+                modes = [mode for mode in self.modes if any((mode.label, i) not in store for i in ids)]
                 self._warm_up([mode for mode in modes if mode.label not in warm], batch)
-                warm |= missing
+                warm |= {mode.label for mode in modes}
                 self._answer(modes, b, batch, store)
                 for i in ids:
-                    yield {label: store[label, i] for label in labels}
+                    yield {mode.label: store[mode.label, i] for mode in self.modes}
 
     def _warm_up(self, modes: Sequence[DecodingMode], batch: PromptBatch) -> None:
         """Let modes answer without recording it; one that can't run fails before others spend time on answers.
@@ -149,7 +141,7 @@ class Evaluation:
             batch = PromptBatch(batch.ids[:, -_WARM_UP_TOKENS:], batch.mask[:, -_WARM_UP_TOKENS:], batch.seed)
         for mode in modes:
             try:
-                run_request(self.models, mode, batch, length)
+                run_request(self.pair, mode, batch, length)
             except ValueError as error:  # of this package, or of transformers' own checks
                 reason = f"{mode.label}: {str(error).strip()}"
                 raise LossyValueError(f"`modes` has a mode that can't run here, {reason}") from error
@@ -159,7 +151,7 @@ class Evaluation:
         made: dict[str, list[Response]] = {mode.label: [] for mode in modes}
         for call, place in product(range(self.repeats), range(len(modes))):
             mode = modes[(place + call + b) % len(modes)]
-            made[mode.label].append(run_request(self.models, mode, batch, self.length, CLOCKS[self.clock]))
+            made[mode.label].append(run_request(self.pair, mode, batch, self.length, CLOCKS[self.clock]))
             for one in sorted(modes, key=lambda mode: mode.label != self.reference):
                 ready = one.label in made and len(made[one.label]) == self.repeats
                 if ready and (one.label == self.reference or self.reference not in made):
@@ -170,8 +162,8 @@ class Evaluation:
         """Return a mode's answers to a batch, given its calls; ``store`` holds the reference's."""
         first, size = runs[0], len(runs[0].rows)
         seconds = [run.seconds / size for run in runs]
-        texts = self.tokenizer.batch_decode(first.rows, skip_special_tokens=True)
-        ends = ending_tokens(self.models.target.generation_config)
+        texts = self.pair.tokenizer.batch_decode(first.rows, skip_special_tokens=True)
+        ends = ending_tokens(self.pair.target.generation_config)
         answers = []
         rows = zip(texts, first.rows, first.work, first.drafted or [None] * size, strict=True)
         for i, (text, tokens, (rounds, accepted, lossy), drafted) in enumerate(rows, b * self.batch_size):
@@ -179,7 +171,7 @@ class Evaluation:
             if self.measure is not None:
                 own = text if mode.label == self.reference else store[self.reference, i].text
                 score = MEASURES[self.measure](
-                    Measurable(self.task, self.examples[i], self.models.target, self._prompt(i), tokens, text, own)
+                    Measurable(self.pair.task, self.examples[i], self.pair.target, self._prompt(i), tokens, text, own)
                 )
             cut = len(tokens) >= self.length and int(tokens[-1]) not in ends
             answers.append(
@@ -203,8 +195,8 @@ class Evaluation:
 
     def _tokenized(self, text: str, cut: bool) -> list[int]:
         """Return the tokens of an answer's text, and the one that ended it."""
-        end = [] if cut or self.task.ends else [self.tokenizer.eos_token_id]
-        return [*self.tokenizer(text, add_special_tokens=False)["input_ids"], *end]
+        end = [] if cut or self.pair.task.ends else [self.pair.tokenizer.eos_token_id]
+        return [*self.pair.tokenizer(text, add_special_tokens=False)["input_ids"], *end]
 
     def _problems(self) -> list[int]:
         """Return a hash of each problem's rendered prompt and answer."""
@@ -219,25 +211,24 @@ class Evaluation:
 
     def plan(self) -> dict[str, Any]:
         """Return everything the answers depend on, for an :class:`AnswerStore`."""
-        target, draft = self.models.target, self.models.draft
+        target, draft = self.pair.target, self.pair.draft
         return {
-            "task": self.task.name,
+            "task": self.pair.task.name,
             "split": self.split,
             "measure": self.measure,
             **({"repeats": self.repeats} if self.repeats > 1 else {}),
             **({"clock": self.clock} if self.clock != "wall" else {}),
-            "scoring": dict(self.task.scoring),
+            "scoring": dict(self.pair.task.scoring),
             "reference": self.reference,
             "batch_size": self.batch_size,
             "max_new_tokens": self.length,
             "seed": self.seed,
             "dtype": str(target.dtype).removeprefix("torch."),
-            "target": asdict(ModelIdentity.of(target)),
-            "draft": None if draft is None else asdict(ModelIdentity.of(draft)),
+            **self.pair.identity,
             **model_changes(target, draft),
-            **({"prompt_lookup_num_tokens": self.models.lookup} if draft is not None and self.models.lookup else {}),
-            **({"ends": list(self.task.ends)} if self.task.ends else {}),
-            "modes": {mode.label: mode.described(self.models.heads) for mode in self.modes},
+            **({"prompt_lookup_num_tokens": self.pair.lookup} if draft is not None and self.pair.lookup else {}),
+            **({"ends": list(self.pair.task.ends)} if self.pair.task.ends else {}),
+            "modes": {mode.label: mode.described(self.pair.rule_heads) for mode in self.modes},
             "problems": self._problems(),
             "runs": [provenance(target.device, limit=self.limit, processes=self.process.count)],
         }

@@ -21,6 +21,7 @@ from ..generation.config import LossyConfig
 from ..generation.enabling import enabled
 from ..generation.spelling import Spelling, split
 from ..heads import Head
+from ..pairs import Pair
 from ..values import Rule, check_name, is_number
 
 TARGET_ALONE = "target alone"
@@ -36,28 +37,6 @@ _STOCK = {
     "cache": Rule("dynamic or static", lambda x: x in ("dynamic", "static")),
 }
 """Settings of transformers' assisted generation."""
-
-
-@dataclass(frozen=True, eq=False)
-class Models:
-    """A target with a draft, and trained heads by the rule that uses them."""
-
-    target: PreTrainedModel
-    draft: PreTrainedModel | StateHead | None = None  # None for the target alone, or with prompt lookup alone
-    heads: Mapping[str, Head] = field(default_factory=dict)
-    lookup: int = 0  # up to so many tokens are looked up first; without a draft, as many as a mode says
-    tokenizer: Any = None  # the target's, for rules and limits that read texts
-
-    @property
-    def only_looks_up(self) -> bool:
-        return self.draft is None and self.lookup > 0
-
-    def drafting(self, gamma: int | str) -> dict[str, Any]:
-        """Return the keywords of ``generate()``, besides the draft, for drafts of ``gamma`` tokens."""
-        if gamma and self.only_looks_up:
-            return {"prompt_lookup_num_tokens": gamma}
-        first = {"prompt_lookup_num_tokens": self.lookup} if gamma and self.lookup else {}
-        return {"num_assistant_tokens": gamma, **first}
 
 
 @dataclass(frozen=True)
@@ -158,30 +137,30 @@ class DecodingMode:
                 f"`modes` has {self.label!r}, but prompt lookup needs a number of tokens; put it after the @"
             )
 
-    def check_models(self, models: Models) -> None:
-        """Refuse a mode that ``models`` can't run."""
-        self.check_draft(model=models.draft is not None, lookup=models.lookup > 0)
-        self.check_heads(models.heads)
-        head = isinstance(models.draft, StateHead)
-        if (self.is_stock and head) or (self.answers == "draft" and (head or drafts_from_target_states(models.draft))):
-            kind = models.draft.title if head else f"a {type(models.draft).__name__}"
+    def check_pair(self, pair: Pair) -> None:
+        """Refuse a mode that a pair can't run."""
+        self.check_draft(model=pair.draft is not None, lookup=pair.lookup > 0)
+        self.check_heads(pair.rule_heads)
+        head = isinstance(pair.draft, StateHead)
+        if (self.is_stock and head) or (self.answers == "draft" and (head or drafts_from_target_states(pair.draft))):
+            kind = pair.draft.title if head else f"a {type(pair.draft).__name__}"
             what = "transformers' own loop can't draft with it" if self.is_stock else "it can't write texts by itself"
             raise LossyUnsupportedError(
                 f"`modes` has {self.label!r}, but `draft` is {kind}, and {what}; leave the mode out, or take 'lossless'"
             )
 
-    def generating(self, models: Models) -> PreTrainedModel:
-        return getattr(models, self.answers)
+    def generating(self, pair: Pair) -> PreTrainedModel:
+        return getattr(pair, self.answers)
 
     @contextmanager
-    def prepared(self, models: Models) -> Iterator[None]:
+    def prepared(self, pair: Pair) -> Iterator[None]:
         """Make ``generate()`` understand :meth:`keywords` inside a block; the models are restored afterwards."""
-        stock = self.is_stock and not models.only_looks_up
-        changed = _stock_drafts(models.draft, self.gamma, self.settings) if stock else nullcontext()
-        with enabled(self.generating(models)), changed:
+        stock = self.is_stock and not pair.only_looks_up
+        changed = _stock_drafts(pair.draft, self.gamma, self.settings) if stock else nullcontext()
+        with enabled(self.generating(pair)), changed:
             yield
 
-    def keywords(self, models: Models, seed: int) -> dict[str, Any]:
+    def keywords(self, pair: Pair, seed: int) -> dict[str, Any]:
         """Return the keywords of ``generate()`` besides prompt and length; they override the models' defaults."""
         keywords: dict[str, Any] = {
             "do_sample": self.temperature is not None,
@@ -190,18 +169,21 @@ class DecodingMode:
         }
         if self.temperature is not None:
             keywords |= {"temperature": self.temperature, "top_k": 0, "top_p": self.top_p}
-        if self.gamma and not models.only_looks_up:
-            keywords["assistant_model"] = models.draft
-        if self.rule is not None or (self.gamma and models.only_looks_up):  # transformers' loop takes only one of both
-            keywords |= models.drafting(self.gamma)
+        if self.gamma and not pair.only_looks_up:
+            keywords["assistant_model"] = pair.draft
+        if self.rule is not None or (self.gamma and pair.only_looks_up):  # transformers' loop takes only one of both
+            looked_up = self.gamma if pair.only_looks_up else pair.lookup
+            keywords |= {"prompt_lookup_num_tokens": looked_up} if self.gamma and pair.lookup else {}
+            keywords |= {} if self.gamma and pair.only_looks_up else {"num_assistant_tokens": self.gamma}
         if self.rule is None and self.settings.get("cache") == "static":
             keywords["cache_implementation"] = "static"
         if self.rule is not None:
-            heads = {name: models.heads[name] for name in self.rules if name in models.heads} or self.head
+            known = pair.rule_heads
+            heads = {name: known[name] for name in self.rules if name in known} or self.head
             keywords |= {
                 "lossy_config": {**self.settings, "seed": seed},
                 **({"lossy_head": heads} if heads else {}),
-                **({} if models.tokenizer is None else {"tokenizer": models.tokenizer}),
+                **({} if pair.tokenizer is None else {"tokenizer": pair.tokenizer}),
             }
         return keywords
 

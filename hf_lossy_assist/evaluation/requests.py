@@ -17,10 +17,11 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, StoppingCrite
 from ..compat.inputs import ending_tokens
 from ..core.statistics import LossyStats
 from ..errors import LossyValueError
+from ..pairs import Pair
 from ..tasks import Example, Task
 from ..tasks.plain_prompts import Prompts as PlainPrompts
 from .meters import Clock, peak_memory, reset_peak_memory
-from .modes import DecodingMode, Models
+from .modes import DecodingMode
 
 
 @dataclass(frozen=True)
@@ -140,7 +141,7 @@ class Response:
 
 
 def run_request(
-    models: Models,
+    pair: Pair,
     mode: DecodingMode,
     batch: PromptBatch,
     max_new_tokens: int = 100,
@@ -154,29 +155,29 @@ def run_request(
     >>> pair = pairs.load("arithmetic")
     >>> batch, = batches_of(pair.tokenizer(["Question: Ada has 3 pens."])["input_ids"])
     >>> mode = DecodingMode("lossless", "lossless", gamma=5)
-    >>> response = run_request(Models(pair.target, pair.draft), mode, batch, max_new_tokens=8)
+    >>> response = run_request(pair, mode, batch, max_new_tokens=8)
     >>> response.tokens, response.stats.lossless
     (8, True)
     """
     if mode.engine is not None:
-        return mode.engine.respond(models, mode, batch, max_new_tokens)
-    device = models.target.device
+        return mode.engine.respond(pair, mode, batch, max_new_tokens)
+    device = pair.target.device
     synchronize = partial(torch.cuda.synchronize, device) if device.type == "cuda" else lambda: None
     keywords: dict[str, Any] = {
         "input_ids": batch.ids,
         "attention_mask": batch.mask,
         "max_new_tokens": max_new_tokens,
-        "pad_token_id": models.target.generation_config.pad_token_id or 0,
-        **mode.keywords(models, batch.seed),
+        "pad_token_id": pair.target.generation_config.pad_token_id or 0,
+        **mode.keywords(pair, batch.seed),
         **(batch.ending.keywords if batch.ending else {}),
     }
     with ExitStack() as stack:
         stack.enter_context(torch.random.fork_rng([device] if device.type == "cuda" else []))
-        stack.enter_context(mode.prepared(models))
+        stack.enter_context(mode.prepared(pair))
         calls: list[None] = []
         drafts: list[None] = []
         if mode.rule is None:
-            for model, seen in ((models.target, calls), (models.draft, drafts)):
+            for model, seen in ((pair.target, calls), (pair.draft, drafts)):
                 if model is not None:
                     hook = model.register_forward_pre_hook(lambda module, args, seen=seen: seen.append(None))
                     stack.callback(hook.remove)
@@ -184,13 +185,13 @@ def run_request(
         reset_peak_memory(device)
         synchronize()
         started = clock()
-        output = mode.generating(models).generate(**keywords)
+        output = mode.generating(pair).generate(**keywords)
         synchronize()
         seconds = clock() - started
         memory = peak_memory(device)
     stats = getattr(output, "lossy_stats", None)
     width = batch.ids.shape[1]
-    rows = [until_end(row[width:], models.target, batch.ending) for row in output.sequences]
+    rows = [until_end(row[width:], pair.target, batch.ending) for row in output.sequences]
     if stats is not None:
         work = [(row.rounds, row.accepted, row.accepted_lossy) for row in stats.rows]
         drafted = [row.drafted for row in stats.rows]

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
 
 from ..core.token_records import TokenRecord
 from ..inspection.page import InspectedText, InspectionPage
-from .modes import DecodingMode, Models
+from ..pairs import Pair
+from .modes import DecodingMode
 from .requests import PromptBatch, run_request
 
 
 def compare(
-    models: Models,
-    tokenizer: Any,
+    pair: Pair,
     modes: Sequence[DecodingMode],
     batch: PromptBatch,
     max_new_tokens: int = 100,
@@ -34,25 +33,24 @@ def compare(
     >>> from hf_lossy_assist.evaluation.requests import batches_of
     >>> pair = pairs.load("arithmetic")
     >>> batch, = batches_of(pair.tokenizer(["Question: Ada has 3 pens."])["input_ids"])
-    >>> models = Models(pair.target, pair.draft)
-    >>> page = compare(models, pair.tokenizer, parse_modes("plain,topk:k=3", 5), batch, 8)
+    >>> page = compare(pair, parse_modes("plain,topk:k=3", 5), batch, 8)
     >>> [text["title"] for text in page.to_dict()["texts"]]
     ['plain', 'topk:k=3']
     """
-    texts = [_text(models, mode, batch, max_new_tokens, right) for mode in modes]
-    return InspectionPage(texts, tokenizer, prompt)
+    texts = [_text(pair, mode, batch, max_new_tokens, right) for mode in modes]
+    return InspectionPage(texts, pair.tokenizer, prompt)
 
 
 def _text(
-    models: Models,
+    pair: Pair,
     mode: DecodingMode,
     batch: PromptBatch,
     max_new_tokens: int,
     right: Callable[[list[int]], bool] | None,
 ) -> InspectedText:
     inspected = mode if mode.rule is None else replace(mode, settings={**mode.settings, "inspect": True})
-    seen = run_request(models, inspected, batch, max_new_tokens)
-    timed = run_request(models, mode, batch, max_new_tokens)
+    seen = run_request(pair, inspected, batch, max_new_tokens)
+    timed = run_request(pair, mode, batch, max_new_tokens)
     records = seen.stats.records if seen.stats else [TokenRecord(x, "target") for x in seen.rows[0].tolist()]
     speed = {"tokens per second": f"{len(records) / timed.seconds:.3g}"} if timed.seconds else {}
     figures = timed.stats.brief(timed.seconds) if timed.stats else speed

@@ -1,19 +1,26 @@
-"""Loading a pair."""
+"""Models that decode together, and how they are loaded."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoModelForCausalLM, AutoTokenizer, PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
+from ..acceptors import REGISTRY
+from ..compat.models import load_errors
 from ..drafting.dflash import DFlash
 from ..drafting.eagle3 import Eagle3
+from ..drafting.mtp import mtp_of
+from ..drafting.state_head import StateHead
 from ..errors import LossyValueError
-from ..heads import Head
-from ..tasks import Arithmetic, Task
+from ..heads import Head, ModelIdentity
+from ..models.prepacked import prepack as prepacked
+from ..models.quantised import quantize_draft
+from ..tasks import Arithmetic, Example, Task
 from ..values import check_name
 from . import qwen_coder
 
@@ -21,6 +28,8 @@ NAMES: Mapping[str, type[Task] | None] = {"arithmetic": Arithmetic, "qwen-coder"
 """The pairs, each with the task that judges its answers, if it has one."""
 
 ROLES = ("target", "draft")
+MTP = "mtp"
+"""The ``assistant`` that is the target's own MTP layer."""
 _HEADS = ("judge", "judge-code", "verifier")
 STATE_HEADS = {"eagle3": Eagle3, "dflash": DFlash}
 """Heads that draft from a target's states, by the name that a pair and its folder give them."""
@@ -31,20 +40,89 @@ BUNDLED = Path(__file__).parent / "arithmetic"
 
 @dataclass(frozen=True, eq=False)
 class Pair:
-    """A target, a draft for it, and a task that tells right answers from wrong ones."""
+    """A target and what drafts for it, with their tokenizer, their heads, and a task for both."""
 
-    target: PreTrainedModel  # in evaluation mode
-    draft: PreTrainedModel
-    tokenizer: PreTrainedTokenizerBase  # pads on the left, and begins a prompt with BOS or has a chat template
-    task: Task | None  # None for a model of general use
-    heads: Mapping[str, Head] = field(default_factory=dict)  # by name: ``"judge"``, ``"judge-code"``, ``"verifier"``
+    target: PreTrainedModel | None  # in evaluation mode; None if it is behind an API only
+    draft: PreTrainedModel | StateHead | None = None  # None for the target alone, or with prompt lookup alone
+    # Of both models. It pads on the left, and begins a prompt with BOS or has a chat template.
+    tokenizer: PreTrainedTokenizerBase | None = None
+    task: Task | None = None  # tells right answers from wrong ones; None for a model of general use
+    heads: Mapping[str, Head] = field(default_factory=dict)  # by a name of their own, or by the rule that uses them
+    lookup: int = 0  # up to so many tokens are looked up first; without a draft, as many as a mode says
     eagle3: Eagle3 | None = None  # a head that drafts for the target, in the draft's place
     dflash: DFlash | None = None  # another one, which drafts a block at once
+
+    @classmethod
+    def load(
+        cls,
+        pair: str | None = None,
+        *,
+        model: str | None = None,
+        assistant: str | None = None,
+        dtype: torch.dtype | str | None = None,
+        device: torch.device | str | None = None,
+        folder: str | Path | None = None,
+        draft_dtype: str | None = None,
+        prepack: bool = False,
+        heads: Mapping[str, Head] | None = None,
+        prompt_lookup: int | None = None,
+    ) -> Pair:
+        """Load a named pair, or the target ``model`` with the draft ``assistant``.
+
+        The arguments are those of the commands' options; ``heads`` are those of ``--head``, by rule. With a pair, an
+        ``assistant`` takes the draft's place: ``"draft"``, ``"eagle3"`` and ``"dflash"`` are its own.
+
+        Examples
+        --------
+        >>> type(Pair.load("arithmetic", assistant="eagle3").draft).__name__
+        'Eagle3'
+        """
+        if pair is None:
+            with load_errors("`model`" if model else "`assistant`", model or assistant):
+                tokenizer = AutoTokenizer.from_pretrained(model or assistant)
+            loaded = cls(None if model is None else load_model("model", model, dtype, device), tokenizer=tokenizer)
+        else:
+            device = "cpu" if device == "auto" else device
+            loaded = load(pair, dtype=dtype, device=device, folder=folder)
+            dtype = dtype or loaded.target.dtype
+        target, draft, kept = loaded.target, loaded.draft, loaded.heads
+        if assistant is None:
+            draft = None if prompt_lookup else draft
+        elif pair is None or assistant != "draft":
+            draft = getattr(loaded, assistant) if assistant in STATE_HEADS else None
+            if draft is None:
+                kept, draft = {}, None if assistant == MTP else _draft(assistant, dtype, device, target)
+        if draft is not None and draft_dtype is not None:
+            draft = quantize_draft(draft, draft_dtype)
+        if prepack:
+            target, draft = target and prepacked(target), draft if draft_dtype else draft and prepacked(draft)
+        draft = mtp_of(target) if assistant == MTP else draft
+        return replace(loaded, target=target, draft=draft, heads={**kept, **(heads or {})}, lookup=prompt_lookup or 0)
 
     @property
     def rule_heads(self) -> dict[str, Head]:
         """The heads by rule, as ``lossy_head`` takes them; of several for a rule, the first."""
-        return {head.config.rule: head for head in reversed(self.heads.values())}
+        by_rule = {head.config.rule: head for head in reversed(self.heads.values())}
+        return by_rule | {name: head for name, head in self.heads.items() if name in REGISTRY}
+
+    @property
+    def identity(self) -> dict[str, dict[str, Any] | None]:
+        """The identities of both models by role; None for one that is not in this process."""
+        models = {role: getattr(self, role) for role in ROLES}
+        return {role: None if model is None else asdict(ModelIdentity.of(model)) for role, model in models.items()}
+
+    @property
+    def only_looks_up(self) -> bool:
+        return self.draft is None and self.lookup > 0
+
+    def encode(self, prompt: str, *, turn: bool = True) -> list[int]:
+        """Return a prompt's token ids: as the task asks it, else as a user's turn; without ``turn``, as it stands."""
+        if turn and self.task is not None:
+            return self.task.encode(Example(prompt, ""), self.tokenizer)
+        if turn and self.tokenizer.chat_template:
+            turns = [{"role": "user", "content": prompt}]
+            return self.tokenizer.apply_chat_template(turns, add_generation_prompt=True, return_dict=False)
+        return self.tokenizer(prompt)["input_ids"]
 
 
 def load(
@@ -85,24 +163,59 @@ def load(
     """
     task = task_of(name)
     folder = None if folder is None else Path(folder)
-    root = BUNDLED if folder is None else folder
-    ours = folder is None and name == "qwen-coder"
-    sources = qwen_coder.folders() if ours else [root / role for role in ROLES]
+    if folder is None and name == "qwen-coder":
+        sources = qwen_coder.folders()
+    else:
+        sources = [(folder or BUNDLED) / role for role in ROLES]
+        for source in sources:
+            if not (source / "model.safetensors").is_file():
+                raise LossyValueError(
+                    f"`folder` has to hold 'target' and 'draft', each with a model.safetensors, but {str(source)!r} "
+                    "has none; make them with `python -m benchmarks.train_pair train-pair`"
+                )
     places = {x: hub_cards() / f"{name}-{x}" if folder is None else folder / x for x in (*_HEADS, *STATE_HEADS)}
     dtype = dtype or (torch.bfloat16 if name == "qwen-coder" else torch.float32)
-    target, draft = (load_model(source, dtype=dtype, device=device) for source in sources)
-    heads = {x: Head.from_pretrained(places[x]) for x in _HEADS if places[x].is_dir()}
-    drafting = {
-        x: kind.from_pretrained(places[x], dtype=target.dtype) for x, kind in STATE_HEADS.items() if places[x].is_dir()
-    }
+    target, draft = (load_model("folder", source, dtype, device) for source in sources)
+    there = [x for x, place in places.items() if place.is_dir()]
     return Pair(
-        target=target,
-        draft=draft,
-        tokenizer=AutoTokenizer.from_pretrained(sources[0], padding_side="left"),
-        task=task,
-        heads={x: head.to(target.device) for x, head in heads.items()},
-        **{x: head.to(target.device) for x, head in drafting.items()},
+        target,
+        draft,
+        AutoTokenizer.from_pretrained(sources[0], padding_side="left"),
+        task,
+        {x: Head.from_pretrained(places[x]).to(target.device) for x in _HEADS if x in there},
+        **{
+            x: kind.from_pretrained(places[x], dtype=target.dtype).to(target.device)
+            for x, kind in STATE_HEADS.items()
+            if x in there
+        },
     )
+
+
+def load_model(
+    argument: str, source: str | Path, dtype: torch.dtype | str | None = None, device: torch.device | str | None = None
+) -> PreTrainedModel:
+    """Load the model that an ``argument`` names; on the device ``"auto"`` it is spread."""
+    spread = device == "auto"
+    with load_errors(f"`{argument}`", str(source)):
+        model = AutoModelForCausalLM.from_pretrained(
+            source, dtype=dtype or "auto", **({"device_map": "auto"} if spread else {})
+        )
+    return model.eval() if spread else model.to(device or "cpu").eval()
+
+
+def _draft(
+    assistant: str, dtype: torch.dtype | str | None, device: torch.device | str | None, target: PreTrainedModel | None
+) -> PreTrainedModel | StateHead:
+    try:
+        values, _ = PretrainedConfig.get_config_dict(assistant)
+    except OSError:
+        values = {}  # loading the model raises a better error
+    kind = next((x for x in STATE_HEADS.values() if x.config_class.describes(values)), None)
+    if kind is None:
+        return load_model("assistant", assistant, dtype, device)
+    dtype = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
+    head = kind.from_pretrained(assistant, dtype=dtype)
+    return head.to(device if target is None or device != "auto" else target.device)
 
 
 def at_hand(name: str) -> bool:
@@ -115,18 +228,6 @@ def at_hand(name: str) -> bool:
     """
     task_of(name)
     return name != "qwen-coder" or qwen_coder.at_hand()
-
-
-def load_model(
-    folder: Path, *, dtype: torch.dtype | str = torch.float32, device: torch.device | str | None = None
-) -> PreTrainedModel:
-    if not (folder / "model.safetensors").is_file():
-        raise LossyValueError(
-            f"`folder` has to hold 'target' and 'draft', each with a model.safetensors, but {str(folder)!r} has none; "
-            "make them with `python -m benchmarks.train_pair train-pair`"
-        )
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
-    return model.to(device if device is not None else "cpu").eval()
 
 
 def task_of(name: str) -> Task | None:

@@ -61,11 +61,11 @@ class JudgeLabels(Labels):
                 )
 
     def miner(self, labelling: Labelling) -> JudgeMiner:
-        tokenizer, task, slots = labelling.tokenizer, labelling.task, labelling.batch_size
+        tokenizer, task, slots = labelling.pair.tokenizer, labelling.pair.task, labelling.batch_size
         if labelling.api is not None:
             writer: Writer = ApiWriter(labelling.api, task, tokenizer, labelling.limits, slots)
         else:
-            author = labelling.target
+            author = labelling.pair.target
             if self.writer_dtype is not None:
                 author = quantize_draft(author, self.writer_dtype)
             writer = LocalWriter(author, slots, labelling.limits, labelling.choice)

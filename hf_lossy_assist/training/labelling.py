@@ -13,15 +13,15 @@ from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
 import numpy as np
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel
 
 from ..compat.inputs import ending_tokens
 from ..errors import LossyValueError
-from ..heads.identity import ModelIdentity
 from ..models.reading import check_readable
+from ..pairs import ROLES, Pair
 from ..progress import track
 from ..store.folder import Process, claimed
-from ..tasks import Example, Task
+from ..tasks import Example
 from ..tasks.api_model import ApiModel
 from ..values import Checked
 from .choice import Choice, DraftArgmax, Greedy, GumbelMax
@@ -59,7 +59,7 @@ class Labels(Checked, ABC):
 
     def check(self, labelling: Labelling) -> None:
         """Refuse labels that the target can't give."""
-        if labelling.target is None:
+        if labelling.pair.target is None:
             raise LossyValueError(
                 f"`labels` {self.name!r} need the target's probabilities, but it is behind an API; give its "
                 "`model`, or choose other labels"
@@ -79,10 +79,9 @@ class Labelling:
 
     Parameters
     ----------
-    task, tokenizer
-        Where the prompts come from, and how they are read; the tokenizer is that of both models.
-    target, draft
-        The models. ``target`` may be None if ``api`` writes its responses.
+    pair
+        The models, their tokenizer, and the task that the prompts come from. The target may be None if ``api`` writes
+        its responses.
     labels
         The kind of labels, with its settings.
     api
@@ -103,10 +102,7 @@ class Labelling:
         This process; the prompts are shared among all.
     """
 
-    task: Task
-    tokenizer: PreTrainedTokenizerBase
-    target: PreTrainedModel | None
-    draft: PreTrainedModel
+    pair: Pair
     labels: Labels
     api: ApiModel | None = None
     limit: int = 1000
@@ -118,22 +114,22 @@ class Labelling:
     process: Process = field(default_factory=Process)
 
     def __post_init__(self) -> None:
-        if self.target is None and self.api is None:
+        if self.pair.target is None and self.api is None:
             raise LossyValueError("`target` has to be a model, or `api` the target behind an API, but neither is given")
         self.labels.check(self)
         for model in self.models.values():
             check_readable(model)
         sizes = {role: model.config.get_text_config(decoder=True).vocab_size for role, model in self.models.items()}
-        if min(sizes.values()) < len(self.tokenizer):
+        if min(sizes.values()) < len(self.pair.tokenizer):
             raise LossyValueError(
-                f"`draft` has to share the target's tokenizer, but that has {len(self.tokenizer)} tokens, and the "
+                f"`draft` has to share the target's tokenizer, but that has {len(self.pair.tokenizer)} tokens, and the "
                 f"models have {sizes}"
             )
 
     @property
     def models(self) -> dict[str, PreTrainedModel]:
         """The models in this process, by role."""
-        return {"draft": self.draft} if self.target is None else {"target": self.target, "draft": self.draft}
+        return {role: model for role in ROLES if (model := getattr(self.pair, role)) is not None}
 
     @property
     def choice(self) -> Choice:
@@ -142,29 +138,31 @@ class Labelling:
 
     @property
     def limits(self) -> ResponseLimits:
-        ends = ending_tokens((self.target or self.draft).generation_config)
-        if self.api is not None and self.tokenizer.eos_token_id is not None:
+        ends = ending_tokens((self.pair.target or self.pair.draft).generation_config)
+        if self.api is not None and self.pair.tokenizer.eos_token_id is not None:
             # However a text ends behind an API, here it ends with the tokenizer's EOS.
-            ends = ends | {self.tokenizer.eos_token_id}
+            ends = ends | {self.pair.tokenizer.eos_token_id}
         return ResponseLimits(ends, self.max_new_tokens)
 
     def guesses(self) -> DraftArgmax:
-        return DraftArgmax(self.draft, self.choice)
+        return DraftArgmax(self.pair.draft, self.choice)
 
     @cached_property
     def examples(self) -> list[Example]:
         """The examples of all processes."""
-        split = self.task.splits[0] if self.split is None else self.split
-        examples = self.task.examples(split, self.limit)
+        split = self.pair.task.splits[0] if self.split is None else self.split
+        examples = self.pair.task.examples(split, self.limit)
         if not examples:
-            raise LossyValueError(f"`split` has to be one with examples, but {split!r} of {self.task.name!r} has none")
+            raise LossyValueError(
+                f"`split` has to be one with examples, but {split!r} of {self.pair.task.name!r} has none"
+            )
         return examples
 
     def prompts(self, finished: Collection[int] = ()) -> list[Prompt]:
         """Return this process's prompts that no run has ``finished``."""
         mine = range(self.process.number, len(self.examples), self.process.count)
         chosen = {i: self.examples[i] for i in mine if i not in finished}
-        return [Prompt(i, one, tuple(self.task.encode(one, self.tokenizer))) for i, one in chosen.items()]
+        return [Prompt(i, one, tuple(self.pair.task.encode(one, self.pair.tokenizer))) for i, one in chosen.items()]
 
     def refusal(self, prompt: Prompt) -> str | None:
         """Say why a prompt can't get labels; None if it can."""
@@ -187,7 +185,7 @@ class Labelling:
         settings = {
             "labels": self.labels.name,
             **self.labels.record(),
-            "split": self.task.splits[0] if self.split is None else self.split,
+            "split": self.pair.task.splits[0] if self.split is None else self.split,
             "max_new_tokens": self.max_new_tokens,
             "dtype": {role: str(model.dtype).removeprefix("torch.") for role, model in self.models.items()},
             "decoding": "greedy" if temperature is None else {"temperature": temperature, "seed": self.seed},
@@ -197,9 +195,8 @@ class Labelling:
         }
         return {
             "kind": self.labels.name,
-            "task": self.task.name,
-            "target": None if self.target is None else asdict(ModelIdentity.of(self.target)),
-            "draft": asdict(ModelIdentity.of(self.draft)),
+            "task": self.pair.task.name,
+            **self.pair.identity,
             "settings": settings,
         }
 
@@ -246,7 +243,7 @@ def mine(
             tried = len(rows) - len(skipped)
             if tried == MOST_FAILURES and all(row.status == FAILED for row in rows[-tried:]):
                 raise LossyValueError(
-                    f"`task` has to judge responses, but {labelling.task.name!r} failed at each of the first "
+                    f"`task` has to judge responses, but {labelling.pair.task.name!r} failed at each of the first "
                     f"{MOST_FAILURES} prompts, at last with {result.error}"
                 )
     return rows

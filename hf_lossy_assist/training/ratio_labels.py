@@ -205,6 +205,5 @@ class RatioLabels(Labels):
     name = "ratio"
 
     def miner(self, labelling: Labelling) -> RatioMiner:
-        return RatioMiner(
-            labelling.target, labelling.draft, labelling.limits, labelling.choice, labelling.batch_size, self.rows
-        )
+        pair = labelling.pair
+        return RatioMiner(pair.target, pair.draft, labelling.limits, labelling.choice, labelling.batch_size, self.rows)

@@ -153,7 +153,7 @@ FILES = {
 def test_a_file_that_cannot_be_read_is_refused_before_models_are_loaded(
     command: str, message: str, tmp_path: Path, monkeypatch
 ):
-    monkeypatch.setattr(pairs, "load", lambda *_, **__: pytest.fail("models were loaded"))
+    monkeypatch.setattr(pairs.Pair, "load", lambda *_, **__: pytest.fail("models were loaded"))
     (empty := tmp_path / "empty").write_text("\n")
     places = {"NONE": tmp_path / "nowhere" / "at" / "all" / "x", "EMPTY": empty, "OUT": tmp_path / "out"}
     for name, path in places.items():
@@ -186,7 +186,7 @@ def test_the_remedy_for_a_split_that_a_file_lacks_is_one(command: str, others: s
     """Models are loaded once the prompts are known; the task's own setting does as well."""
     read: list[str] = []
     (data := tmp_path / "train.jsonl").write_text('{"question": "How many?", "answer": "#### 24"}\n')
-    monkeypatch.setattr(pairs, "load", lambda *_, **__: (_ for _ in ()).throw(LossyError("prompts are read")))
+    monkeypatch.setattr(pairs.Pair, "load", lambda *_, **__: (_ for _ in ()).throw(LossyError("prompts are read")))
     monkeypatch.setattr(GSM8K, "examples", lambda self, split, n: (read.append(split), known(self, split, n))[1])
 
     def said(others: str, task: str = "gsm8k") -> str:
@@ -207,7 +207,7 @@ known = GSM8K.examples
 
 def test_prompts_of_a_file_may_be_any_split(tmp_path: Path, monkeypatch):
     (data := tmp_path / "prompts.txt").write_text("Once\n")
-    monkeypatch.setattr(pairs, "load", lambda *_, **__: (_ for _ in ()).throw(LossyError("prompts are read")))
+    monkeypatch.setattr(pairs.Pair, "load", lambda *_, **__: (_ for _ in ()).throw(LossyError("prompts are read")))
     for task in ("", "--task prompts:split=train"):
         result = invoke(f"evaluate --pair arithmetic --modes plain --data {data} {task or '--split train'}".split())
         assert "prompts are read" in result.stderr

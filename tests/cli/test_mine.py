@@ -80,7 +80,7 @@ def test_judge_labels(options, tmp_path):
 
 def test_prepacked_models_find_the_same_labels(options, tmp_path, monkeypatch):
     packed = []
-    monkeypatch.setattr("hf_lossy_assist.cli.models.prepack", lambda model: packed.append(model) or prepack(model))
+    monkeypatch.setattr("hf_lossy_assist.pairs.pair.prepacked", lambda model: packed.append(model) or prepack(model))
     ok(*options)
     before = load_mined(tmp_path / "data").tokens
     ok(*options[:-6], "--out", tmp_path / "packed", *options[-4:], "--prepack")
@@ -152,7 +152,7 @@ def test_ratio_labels(options, tmp_path):
 
 
 def test_the_pair_needs_no_models_and_no_task(tiny_pair_folder, tmp_path, monkeypatch):
-    monkeypatch.setattr(pairs, "load", functools.partial(pairs.load, folder=tiny_pair_folder))
+    monkeypatch.setattr(pairs.pair, "load", functools.partial(pairs.load, folder=tiny_pair_folder))
     printed = ok("--pair", "arithmetic", "--out", tmp_path, "--limit", 2, "--max-new-tokens", 5)
     # Untrained models state no answer.
     assert figure(printed, "skipped") == "2"

@@ -14,12 +14,13 @@ from hf_lossy_assist.evaluation import evaluation as module
 from hf_lossy_assist.evaluation.answers import RESULTS, AnswerStore, load_answers
 from hf_lossy_assist.evaluation.evaluate import reference_of
 from hf_lossy_assist.evaluation.evaluation import Evaluation
-from hf_lossy_assist.evaluation.modes import DecodingMode, Models, parse_modes
+from hf_lossy_assist.evaluation.modes import DecodingMode, parse_modes
 from hf_lossy_assist.evaluation.scores import mode_scores
+from hf_lossy_assist.pairs import Pair
 from hf_lossy_assist.store.folder import Process
 from hf_lossy_assist.tasks import Arithmetic
 from tests.eagle3_heads import layer, random_head
-from tests.small_pair import PROBLEMS
+from tests.small_pair import PROBLEMS, changed
 
 MODES = "plain,stock,lossless,topk:k=3"
 
@@ -27,7 +28,7 @@ MODES = "plain,stock,lossless,topk:k=3"
 @pytest.fixture(scope="module")
 def evaluation(pair):
     modes = parse_modes(MODES, 3)
-    return Evaluation(Models(pair.target, pair.draft), pair.tokenizer, pair.task, modes, "plain", PROBLEMS)
+    return Evaluation(pair, modes, "plain", PROBLEMS)
 
 
 class Nothing(Arithmetic):
@@ -35,8 +36,8 @@ class Nothing(Arithmetic):
         return []
 
 
-def answered(evaluation, store=None, **options):
-    return list(evaluation.run(store, **options))
+def answered(evaluation, store=None):
+    return list(evaluation.run(store))
 
 
 def untimed(answers):
@@ -92,14 +93,10 @@ def test_batches_and_processes_answer_the_same(evaluation, whole):
     assert untimed(result.answers) == untimed(a for a in whole.answers if a.mode != "stock")
 
 
-def test_whoever_has_seen_enough_stops_asking(evaluation, requests):
+def test_problems_come_as_soon_as_all_modes_have_answered(evaluation, requests):
     first = next(evaluation.run())
     assert list(first) == MODES.split(",")
     assert requests == [("plain", 1), ("stock", 1), ("lossless", 1), ("topk:k=3", 1)]
-    requests.clear()
-    problems = answered(evaluation, wanted=lambda label: label == "lossless" and len(requests) < 4)
-    assert [list(answers) for answers in problems] == [["plain", "lossless"]] * 2 + [["plain"]] * (PROBLEMS - 2)
-    assert len(requests) == PROBLEMS + 2
 
 
 def test_all_modes_answer_a_batch_before_the_next_and_go_first_in_turn(evaluation, requests):
@@ -208,15 +205,15 @@ def test_what_modes_are_compared_with():
         ({"limit": 0}, "`limit` has to be an int >= 1, but is 0"),
         ({"limit": 2.5}, "`limit` has to be an int >= 1, but is 2.5"),
         ({"batch_size": 0}, "`batch_size` has to be an int >= 1, but is 0"),
-        ({"models": Models(None)}, "`draft` has to be given for the mode 'stock'"),
+        ({"draft": None}, "`draft` has to be given for the mode 'stock'"),
         ({"task": Nothing()}, "`split` has to be one with problems"),
-        ({"models": Models(None, lookup=True), "modes": parse_modes("plain,topk@auto")}, "'topk@auto'.* a number"),
-        ({"models": Models(None, lookup=True), "modes": parse_modes("plain,draft")}, "`draft` has .* mode 'draft'"),
+        ({"draft": None, "lookup": 1, "modes": parse_modes("plain,topk@auto")}, "'topk@auto'.* a number"),
+        ({"draft": None, "lookup": 1, "modes": parse_modes("plain,draft")}, "`draft` has .* mode 'draft'"),
     ],
 )
 def test_what_can_t_be_evaluated_is_refused_first(evaluation, change, message):
     with pytest.raises(LossyValueError, match=message) as raised:
-        replace(evaluation, **change)
+        changed(evaluation, **change)
     assert "--" not in str(raised.value), "there are no options in Python"
 
 
@@ -258,7 +255,7 @@ def test_prompt_lookup_drafts_without_a_model(pair):
     texts = {label: [a.text for a in result.answers if a.mode == label] for label in result.modes}
     assert texts["plain"] == texts["stock"] == texts["lossless"]
     assert max(result.modes[mode].mean_accepted for mode in ("lossless", "topk:k=3")) > 0
-    asked = [mode.keywords(Models(pair.target, lookup=True), 0) for mode in parse_modes("plain,stock,topk@2", 4)]
+    asked = [mode.keywords(Pair(pair.target, lookup=True), 0) for mode in parse_modes("plain,stock,topk@2", 4)]
     assert [keywords.get("prompt_lookup_num_tokens") for keywords in asked] == [None, 4, 2]
     with pytest.raises(LossyValueError, match=r"dropmatch: .*`criterion=\"naive\"`"):
         hf_lossy_assist.evaluate(pair.target, modes="plain,dropmatch", **options)
@@ -267,7 +264,7 @@ def test_prompt_lookup_drafts_without_a_model(pair):
 
 
 def test_prompt_lookup_comes_before_a_draft(pair, tmp_path):
-    asked = [mode.keywords(Models(pair.target, pair.draft, lookup=4), 0) for mode in parse_modes("plain,stock,topk@2")]
+    asked = [mode.keywords(Pair(pair.target, pair.draft, lookup=4), 0) for mode in parse_modes("plain,stock,topk@2")]
     assert [keywords.get("prompt_lookup_num_tokens") for keywords in asked] == [None, None, 4]
     assert [keywords.get("assistant_model") for keywords in asked] == [None, pair.draft, pair.draft]
     assert asked[2]["num_assistant_tokens"] == 2
@@ -305,7 +302,7 @@ def test_modes_are_warmed_up_on_a_few_tokens_or_where_speed_is_repeated_on_all(
 
 def test_the_baselines_are_the_draft_s_own_text_and_what_keeps_all_of_it(evaluation, pair):
     modes = parse_modes("plain,draft,everything", 20)
-    alone = replace(evaluation, models=Models(pair.draft), modes=parse_modes("plain"), limit=3)
+    alone = changed(evaluation, target=pair.draft, draft=None, modes=parse_modes("plain"), limit=3)
     said = [answers["plain"].text for answers in answered(alone)]
     for answers, text in zip(answered(replace(evaluation, modes=modes, limit=3)), said, strict=True):
         assert answers["draft"].text == text
@@ -327,7 +324,7 @@ def test_an_eagle3_head_drafts_and_the_plan_knows_it(pair, tmp_path):
 def test_results_are_also_given_by_category(evaluation, pair, tmp_path):
     task = copy.copy(pair.task)
     task._examples = [replace(x, category="even odd".split()[i % 2]) for i, x in enumerate(pair.task._examples)]
-    sorted_ = replace(evaluation, task=task, limit=4, modes=evaluation.modes[:3])
+    sorted_ = changed(evaluation, task=task, limit=4, modes=evaluation.modes[:3])
     store = AnswerStore(tmp_path, sorted_.plan())
     answered(sorted_, store)
     result = sorted_.finish(store)

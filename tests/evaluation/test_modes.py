@@ -11,10 +11,11 @@ import torch
 
 from hf_lossy_assist.acceptors import REGISTRY, head_type
 from hf_lossy_assist.errors import LossyUnsupportedError, LossyValueError
-from hf_lossy_assist.evaluation.modes import TARGET_ALONE, DecodingMode, Models, parse_modes, usual_modes
+from hf_lossy_assist.evaluation.modes import TARGET_ALONE, DecodingMode, parse_modes, usual_modes
 from hf_lossy_assist.evaluation.requests import PromptBatch, run_request
 from hf_lossy_assist.generation.config import LossyConfig
 from hf_lossy_assist.heads import JudgeConfig, JudgeHead, ModelIdentity
+from hf_lossy_assist.pairs import Pair
 from tests import eagle3_heads
 from tests.small_pair import verifier_for
 from tests.tiny_models import noisy_copy, prompt
@@ -28,7 +29,7 @@ PLAIN = DecodingMode(TARGET_ALONE)
 def judged(models):
     identities = {"target": ModelIdentity.of(models.target), "draft": ModelIdentity.of(models.draft)}
     head = JudgeHead(JudgeConfig(**identities, task="none", threshold=0.5), torch.zeros(32), -10.0)
-    return Models(models.target, models.draft, {"judge": head})
+    return Pair(models.target, models.draft, heads={"judge": head})
 
 
 def batch(*seeds, seed=0):
@@ -173,5 +174,5 @@ def test_heads_on_the_target_s_states_are_for_this_package_s_rules(mode, said):
     target, head = eagle3_heads.trained_pair()
     [parsed] = parse_modes(mode)
     with pytest.raises(LossyUnsupportedError, match=f"`draft` is an EAGLE-3 head, and {said}"):
-        parsed.check_models(Models(target, head))
-    parsed.check_models(Models(target, noisy_copy(target)))
+        parsed.check_pair(Pair(target, head))
+    parsed.check_pair(Pair(target, noisy_copy(target)))

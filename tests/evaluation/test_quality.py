@@ -16,7 +16,7 @@ from scipy import stats
 from hf_lossy_assist import LossyValueError
 from hf_lossy_assist.evaluation.answers import Answer
 from hf_lossy_assist.evaluation.evaluation import Evaluation
-from hf_lossy_assist.evaluation.modes import DecodingMode, Models, parse_modes
+from hf_lossy_assist.evaluation.modes import DecodingMode, parse_modes
 from hf_lossy_assist.evaluation.quality import (
     Mean,
     Measurable,
@@ -197,8 +197,7 @@ def test_likelihood_is_that_of_token_by_token_scoring(models):
 
 def test_open_texts_are_compared_with_the_target_s_own(pair):
     modes = parse_modes("plain,lossless,topk:k=9999", 5)
-    models = Models(pair.target, pair.draft)
-    evaluation = Evaluation(models, pair.tokenizer, pair.task, modes, "plain", 2, batch_size=2, measure="rouge")
+    evaluation = Evaluation(pair, modes, "plain", 2, batch_size=2, measure="rouge")
     for answers in evaluation.run():
         assert answers["plain"].score == answers["lossless"].score == 1
         assert 0 <= answers["topk:k=9999"].score < 1

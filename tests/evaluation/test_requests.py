@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import torch
 
-from hf_lossy_assist.evaluation.modes import DecodingMode, Models
+from hf_lossy_assist.evaluation.modes import DecodingMode
 from hf_lossy_assist.evaluation.requests import Ending, batches_of, run_request, until_end
 from hf_lossy_assist.integrations.vllm.engines import request_of
 from tests.tiny_models import prompt
@@ -47,7 +47,7 @@ def test_responses_end_with_the_first_eos(models):
 
 def test_responses_end_with_a_string(pair):
     prompts = [pair.task.encode(example, pair.tokenizer) for example in pair.task.examples("test", 3)]
-    models = Models(pair.target, pair.draft)
+    models = pair
     whole = [run_request(models, DecodingMode(), one, 60).rows[0] for one in batches_of(prompts)]
     string = pair.tokenizer.decode(whole[0][4:6])
     ending = Ending((string, "never said"), pair.tokenizer)

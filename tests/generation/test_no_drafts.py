@@ -7,8 +7,9 @@ import torch
 from transformers import GenerationConfig
 
 from hf_lossy_assist import LossyValueError, last_stats
-from hf_lossy_assist.evaluation.modes import Models, parse_modes
+from hf_lossy_assist.evaluation.modes import parse_modes
 from hf_lossy_assist.evaluation.requests import batches_of, run_request
+from hf_lossy_assist.pairs import Pair
 from tests.tiny_models import ARCHITECTURES, noisy_copy, padded, prompt, tiny
 
 FIELDS = {"lossy_mode": "lossless", "num_assistant_tokens": 0}
@@ -53,7 +54,7 @@ def test_what_needs_drafts_is_refused(fields):
 
 def test_it_is_a_mode_of_evaluations():
     target = tiny()
-    models = Models(target, None)
+    models = Pair(target, None)
     modes = parse_modes("plain,lossless@0")
     for mode in modes:
         mode.check_draft(model=False, lookup=False)

@@ -10,9 +10,10 @@ import pytest
 
 from hf_lossy_assist import LossyError, LossyUnsupportedError, LossyValueError, pairs, quantize_draft
 from hf_lossy_assist.evaluation.evaluation import Evaluation
-from hf_lossy_assist.evaluation.modes import Models, parse_modes
+from hf_lossy_assist.evaluation.modes import parse_modes
 from hf_lossy_assist.evaluation.requests import batches_of
 from hf_lossy_assist.integrations.vllm.engines import Engine, VllmEngines, engine_settings, request_of
+from hf_lossy_assist.pairs import Pair
 from tests.cli.running import invoke
 
 PYTHON = Path(sys.executable)
@@ -38,9 +39,9 @@ class LLM:
 
 
 @pytest.fixture(scope="module")
-def models() -> Models:
+def models() -> Pair:
     pair = pairs.load("arithmetic")
-    return Models(pair.target, pair.draft, pair.rule_heads)
+    return pair
 
 
 @pytest.fixture
@@ -51,10 +52,9 @@ def _stand_in(tmp_path, monkeypatch) -> None:
 
 @pytest.mark.usefixtures("_stand_in")
 def test_a_comparison_of_both_engines(models):
-    pair = pairs.load("arithmetic")
     with VllmEngines(PYTHON, threads=1) as engines:
         modes = [*parse_modes("plain"), *engines.modes(parse_modes("plain,stock@4"))]
-        evaluation = Evaluation(models, pair.tokenizer, pair.task, modes, "plain", 2, max_new_tokens=5, measure=None)
+        evaluation = Evaluation(models, modes, "plain", 2, max_new_tokens=5, measure=None)
         result = evaluation.complete(None)
         assert len(engines._started) == 2
         batches = batches_of([[5, 6, 7], [5, 6]], 2)

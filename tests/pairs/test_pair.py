@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 import json
 
 import pytest
@@ -11,7 +13,9 @@ from benchmarks.bundled_pair import cards
 from benchmarks.bundled_pair.recipe import RECIPES, ModelRecipe
 from hf_lossy_assist import LossyValueError, pairs
 from hf_lossy_assist.evaluation.evaluate import evaluate
+from hf_lossy_assist.heads import ModelIdentity
 from hf_lossy_assist.pairs.pair import BUNDLED
+from hf_lossy_assist.tasks import Example
 
 
 def test_a_pair_is_ready_to_use(tiny_pair_folder):
@@ -76,3 +80,16 @@ def test_the_bundled_figures_and_cards_belong_to_the_weights(name, role):
     accuracy = evaluate(model, modes="plain", **options).modes["plain"].score
     spread = (figures["accuracy"] * (1 - figures["accuracy"]) / 50) ** 0.5
     assert abs(accuracy - figures["accuracy"]) <= 3 * spread + 0.02
+
+
+def test_a_pair_names_its_models_and_reads_prompts_as_its_task_or_a_chat_does(tiny_pair_folder):
+    pair = pairs.load("arithmetic", folder=tiny_pair_folder)
+    alone = dataclasses.replace(pair, draft=None, task=None, tokenizer=copy.deepcopy(pair.tokenizer))
+    assert alone.identity == {"target": dataclasses.asdict(ModelIdentity.of(pair.target)), "draft": None}
+    plain = pair.tokenizer("How many?")["input_ids"]
+    assert pair.encode("How many?") == pair.task.encode(Example("How many?", ""), pair.tokenizer)
+    assert pair.encode("How many?", turn=False) == alone.encode("How many?") == plain
+    alone.tokenizer.chat_template = "{% for message in messages %}Question: {{ message['content'] }}{% endfor %}"
+    asked = alone.tokenizer("Question: How many?", add_special_tokens=False)["input_ids"]
+    assert alone.encode("How many?") == asked
+    assert alone.encode("How many?", turn=False) == plain

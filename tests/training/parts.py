@@ -10,6 +10,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from hf_lossy_assist.compat.inputs import ending_tokens
+from hf_lossy_assist.pairs import Pair
 from hf_lossy_assist.tasks import Example, Task
 from hf_lossy_assist.training.choice import DraftArgmax
 from hf_lossy_assist.training.judge_labels import JudgeLabels, JudgeMiner
@@ -136,9 +137,10 @@ def judge(parts: Parts, slots: int = 3) -> JudgeMiner:
 
 
 def labelling(parts: Parts, limit: int, **more) -> Labelling:
-    models = {"target": parts.target, "draft": parts.draft}
+    pair = {"target": parts.target, "draft": parts.draft, "tokenizer": parts.tokenizer, "task": parts.task}
+    pair |= {name: more.pop(name) for name in [*more] if name in pair}
     sizes = {"limit": limit, "split": "train", "batch_size": 3, "max_new_tokens": parts.max_new_tokens}
-    return Labelling(parts.task, parts.tokenizer, **models | {"labels": JudgeLabels()} | sizes | more)
+    return Labelling(Pair(**pair), **{"labels": JudgeLabels()} | sizes | more)
 
 
 def run(folder, work: Labelling) -> list[int]:

@@ -14,6 +14,7 @@ from hf_lossy_assist.training.judge_labels import JudgeLabels
 from hf_lossy_assist.training.label_folder import LabelFolder, load_mined
 from hf_lossy_assist.training.labelling import Labelling
 from hf_lossy_assist.training.ratio_labels import RatioLabels
+from tests.small_pair import changed
 from tests.tiny_models import noisy_copy, tiny
 from tests.training.parts import Checksum, Parts, labelling
 
@@ -72,13 +73,13 @@ def test_another_plan_is_refused_and_named(tmp_path, changes, named):
     open_run(tmp_path, PLAN, {})
     before = (tmp_path / "manifest.json").read_text()
     with pytest.raises(LossyValueError) as caught:
-        open_run(tmp_path, dataclasses.replace(PLAN, **changes), {})
+        open_run(tmp_path, changed(PLAN, **changes), {})
     assert [words for words in named if words not in str(caught.value)] == []
     assert (tmp_path / "manifest.json").read_text() == before
 
 
 def test_a_plan_without_a_target_is_one_too(tmp_path):
-    plan = dataclasses.replace(PLAN, target=None, api=API)
+    plan = changed(PLAN, target=None, api=API)
     open_run(tmp_path, plan, {})
     open_run(tmp_path, plan, {})
     assert json.loads((tmp_path / "manifest.json").read_text())["target"] is None

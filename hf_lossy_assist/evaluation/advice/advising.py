@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from ...generation.certificate import GENERATION_CONFIG
 from ...generation.config import LossyConfig
 from ...generation.lossy_call import LossyCall
 from ...generation.spelling import Spelling, split
-from ...heads import ModelIdentity
+from ...pairs import Pair
 from ...progress import track
 from ...store.folder import MANIFEST, write_json
 from ...store.records import Records
@@ -29,7 +29,7 @@ from ...tasks import Task
 from ...values import Checked, Count, Rule
 from ..answers import AnswerStore, read_plan
 from ..evaluation import Evaluation
-from ..modes import EVERYTHING, DecodingMode, Models, parse_modes
+from ..modes import EVERYTHING, DecodingMode, parse_modes
 from ..requests import PromptBatch, PromptList, Prompts
 from .advice import DRAFT_COST, Advice, Replayed
 from .replay import LIKELIEST, Acceptance, TextLogits, Walk, drawn, greedy, processors_of, read_laws
@@ -56,7 +56,7 @@ _GAMMAS = Rule("a list of different ints from 1 to 64", lambda x: len({*x}) == l
 
 
 def target_alone(
-    models: Models, tokenizer: PreTrainedTokenizerBase, prompts: Task | Prompts, out: Path | None = None, *,
+    pair: Pair, prompts: Task | Prompts, out: Path | None = None, *,
     limit: int | None = None, temperature: float | None = None, top_p: float = 1.0, measure: str | None = None,
     batch_size: int = 1, **others: Any,
 ) -> Evaluation:  # fmt: skip
@@ -81,7 +81,7 @@ def target_alone(
         if config.get("lossy_mode") == "lossless":
             gamma = config["num_assistant_tokens"]
             mode = replace(mode, label=label, rule="lossless", settings=config["lossy_config"], gamma=gamma)
-    return Evaluation(models, tokenizer, task, [mode], mode.label, limit, **kept, **others)
+    return Evaluation(replace(pair, task=task), [mode], mode.label, limit, **kept, **others)
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,7 @@ class Advising:
         _GAMMAS.check("gammas", self.gammas)
         if self.draft_cost is not None:
             DRAFT_COST.check("draft_cost", self.draft_cost)
-        if not self._call_of(self.evaluation.modes[0]).choice.kind.cached or self.models.lookup:
+        if not self._call_of(self.evaluation.modes[0]).choice.kind.cached or self.pair.lookup:
             raise LossyUnsupportedError(f"`advise` replays drafts of a draft model alone; of others, {MEASURE}")
         if self.rows > 1 and (count := len(self.evaluation.examples)) < 2 * self.rows:
             raise LossyValueError(
@@ -122,13 +122,13 @@ class Advising:
             )
 
     @property
-    def models(self) -> Models:
-        return self.evaluation.models
+    def pair(self) -> Pair:
+        return self.evaluation.pair
 
     def _call_of(self, mode: DecodingMode) -> LossyCall:
         """Return the call of a mode, which raises where it can't run."""
         mode = replace(mode, rule=mode.rule or "lossless", gamma=mode.gamma or 1)
-        return LossyCall.from_keywords(self.models.target, mode.keywords(self.models, 0))
+        return LossyCall.from_keywords(self.pair.target, mode.keywords(self.pair, 0))
 
     @property
     def temperature(self) -> float | None:
@@ -141,7 +141,7 @@ class Advising:
     @cached_property
     def decoding(self) -> dict[str, Any]:
         """Keywords of ``generate()`` that say how tokens are chosen."""
-        keywords = self.evaluation.modes[0].keywords(self.models, 0)
+        keywords = self.evaluation.modes[0].keywords(self.pair, 0)
         return {name: keywords[name] for name in ("do_sample", "temperature", "top_k", "top_p") if name in keywords}
 
     def run(self) -> Advice:
@@ -177,11 +177,8 @@ class Advising:
     @cached_property
     def laws(self) -> TextLogits:
         """What both models say along the target's answers, which are made now."""
-        evaluation, models = self.evaluation, self.models
-        plan = {
-            "target": asdict(ModelIdentity.of(models.target)), "draft": asdict(ModelIdentity.of(models.draft)),
-            "decoding": self.decoding, "likeliest": LIKELIEST,
-        }  # fmt: skip
+        evaluation, pair = self.evaluation, self.pair
+        plan = {**pair.identity, "decoding": self.decoding, "likeliest": LIKELIEST}
         store = AnswerStore() if self.out is None else AnswerStore(self.out, evaluation.plan())
         kept = Laws(None if self.out is None else self.out / "laws", plan)
         known, texts = kept.done(), []
@@ -190,8 +187,8 @@ class Advising:
             prompt, answer = batch.ids[0].tolist(), evaluation.tokens_of(answers[evaluation.reference])
             row = ReadAnswer(zlib.crc32(f"{prompt} {answer}".encode()))
             if row.id not in known:
-                processors = processors_of(models.target, prompt, **self.decoding)
-                read = read_laws(models.target, models.draft, prompt, answer, processors)
+                processors = processors_of(pair.target, prompt, **self.decoding)
+                read = read_laws(pair.target, pair.draft, prompt, answer, processors)
                 kept.add(row, **{name: law.numpy() for name, law in read.items()})
             texts.append({name: torch.from_numpy(law) for name, law in kept.arrays(row.id).items()})
         return TextLogits.of(texts, evaluation.length)
@@ -212,9 +209,8 @@ class Advising:
                     f"`modes` has {text!r}, but drawn drafts, and those of batches, are replayed with a number of "
                     "tokens; put it after the @"
                 )
-            mode.check_heads(self.models.heads)
-            heads = {name: self.models.heads[name] for name in mode.rules if name in self.models.heads}
-            config = LossyConfig.from_fields(mode.rule, dict(mode.settings), heads or mode.head)
+            mode.check_heads({})
+            config = LossyConfig.from_fields(mode.rule, dict(mode.settings), mode.head)
             rule = config.rule
             whole = rule.reads_draft or (self.sampled and rule.decides_whole_drafts)
             reads = rule.needs - {"draft_probs", "draft_or_point_mass"} or rule.unverified_drafting is not None
@@ -238,7 +234,7 @@ class Advising:
         gammas, repeats = TIMED[self.tune]
         mode = replace(KEEP_ALL, temperature=self.temperature, top_p=self.evaluation.modes[0].top_p)
         texts = [self.batches[0].ids[0].tolist()] * self.rows
-        return measure_costs(self.models, texts, length, gammas, mode, repeats)
+        return measure_costs(self.pair, texts, length, gammas, mode, repeats)
 
     def replay(self, mode: DecodingMode, rule: Acceptor) -> Replayed:
         """Walk along the answers as a rule would, with drafts of every length."""
@@ -340,10 +336,10 @@ def advise(
     {'do_sample': False, 'lossy_mode': 'typical', 'num_assistant_tokens': 5}
     """
     need("lab", "`advise`")
-    models, folder = Models(target, draft, tokenizer=tokenizer), None if out is None else Path(out)
+    folder = None if out is None else Path(out)
     evaluation = target_alone(
-        models, tokenizer, prompts, folder, limit=limit, split=split, max_new_tokens=max_new_tokens, seed=seed,
-        temperature=temperature, top_p=top_p, measure=measure, batch_size=batch_size,
+        Pair(target, draft, tokenizer), prompts, folder, limit=limit, split=split, max_new_tokens=max_new_tokens,
+        seed=seed, temperature=temperature, top_p=top_p, measure=measure, batch_size=batch_size,
     )  # fmt: skip
     evaluation = replace(evaluation, limit=len(evaluation.examples) // batch_size * batch_size or evaluation.limit)
     return Advising(evaluation, modes or "", tuple(gammas), draft_cost, tune, batch_size, out=folder).run()

@@ -13,8 +13,9 @@ import numpy as np
 from torch import Tensor
 from transformers import StoppingCriteriaList
 
+from ...pairs import Pair
 from ...progress import track
-from ..modes import DecodingMode, Models
+from ..modes import DecodingMode
 from ..quality import Interval, jackknife, t_quantile
 from ..requests import batches_of, run_request
 from .replay import Walk
@@ -64,9 +65,9 @@ class Costs:
 class _Endless:
     """Lets nothing but the limit end a call."""
 
-    def __init__(self, models: Models) -> None:
+    def __init__(self, pair: Pair) -> None:
         # A token that no model writes.
-        self.keywords: dict[str, Any] = {"eos_token_id": models.target.get_input_embeddings().num_embeddings}
+        self.keywords: dict[str, Any] = {"eos_token_id": pair.target.get_input_embeddings().num_embeddings}
         self.keywords["stopping_criteria"] = StoppingCriteriaList()
 
     def cut(self, tokens: Tensor) -> Tensor:
@@ -74,7 +75,7 @@ class _Endless:
 
 
 def measure_costs(
-    models: Models,
+    pair: Pair,
     texts: Sequence[Sequence[int]],
     length: int,
     gammas: Iterable[int],
@@ -93,8 +94,8 @@ def measure_costs(
     repeats
         How often everything is timed; each repeat has costs of its own.
     """
-    (batch,) = batches_of(texts, len(texts), device=models.target.device, length=length)
-    batch = replace(batch, ending=_Endless(models))
+    (batch,) = batches_of(texts, len(texts), device=pair.target.device, length=length)
+    batch = replace(batch, ending=_Endless(pair))
     alone = replace(mode, rule=None, settings={}, gamma=None)
     modes = {
         1: alone, "draft": replace(alone, answers="draft"),
@@ -102,7 +103,7 @@ def measure_costs(
     }  # fmt: skip
 
     def seconds(mode: DecodingMode, rounds: int) -> float:
-        return run_request(models, mode, batch, rounds * ((mode.gamma or 0) + 1)).seconds
+        return run_request(pair, mode, batch, rounds * ((mode.gamma or 0) + 1)).seconds
 
     found: dict[Any, list[float]] = {key: [] for key in modes}
     turns = [*modes] * (repeats + 1)

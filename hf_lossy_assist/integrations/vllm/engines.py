@@ -16,9 +16,10 @@ import torch
 
 from ...compat.inputs import ending_tokens
 from ...errors import LossyUnsupportedError, LossyValueError
-from ...evaluation.modes import DecodingMode, Models
+from ...evaluation.modes import DecodingMode
 from ...evaluation.requests import PromptBatch, Response
 from ...models.quantised import dtype_of
+from ...pairs import Pair
 
 _LONGEST = 4096
 """Tokens of a text that engines reserve memory for."""
@@ -176,27 +177,28 @@ class VllmEngines:
             found.append(replace(mode, label=label, engine=self))
         return found
 
-    def of(self, models: Models, mode: DecodingMode) -> Engine:
+    def of(self, pair: Pair, mode: DecodingMode) -> Engine:
         """Return the engine of a mode, started if it is not there yet."""
-        settings, files = engine_settings(models, mode), Path(self._files.name)
-        if mode.gamma is not None and (dtype := dtype_of(models.draft)) is not None:
+        settings, files = engine_settings(pair, mode), Path(self._files.name)
+        if mode.gamma is not None and (dtype := dtype_of(pair.draft)) is not None:
             raise LossyUnsupportedError(
                 f"`draft_dtype` {dtype!r} rounds the draft of this process, but vLLM reads its own from a folder; "
                 "leave it out, or name a folder as `assistant` that llm-compressor has written"
             )
-        if heads := [rule for rule in mode.rules if rule in models.heads]:
+        known = pair.rule_heads
+        if heads := [rule for rule in mode.rules if rule in known]:
             for rule in heads:
-                models.heads[rule].save_pretrained(files / rule)
+                known[rule].save_pretrained(files / rule)
             settings["additional_config"]["lossy"]["head"] = {rule: str(files / rule) for rule in heads}
         key = json.dumps(settings, sort_keys=True)
         if key not in self._started:
             self._started[key] = Engine(self.python, settings, self.threads)
         return self._started[key]
 
-    def respond(self, models: Models, mode: DecodingMode, batch: PromptBatch, max_new_tokens: int) -> Response:
+    def respond(self, pair: Pair, mode: DecodingMode, batch: PromptBatch, max_new_tokens: int) -> Response:
         """Answer a batch in a mode of :meth:`modes`."""
-        engine = self.of(models, mode)
-        reply = engine.ask(request_of(models, mode, batch, max_new_tokens))
+        engine = self.of(pair, mode)
+        reply = engine.ask(request_of(pair, mode, batch, max_new_tokens))
         rows = [torch.tensor(row, dtype=torch.long) for row in reply["tokens"]]
         work = [(rounds, kept, 0) for rounds, kept, _ in reply["work"]]
         return Response(rows, reply["seconds"], work, [drafted for *_, drafted in reply["work"]])
@@ -207,18 +209,18 @@ def vllm_has(mode: DecodingMode) -> bool:
     return mode.answers == "target" and mode.gamma != "auto"
 
 
-def engine_settings(models: Models, mode: DecodingMode) -> dict[str, Any]:
+def engine_settings(pair: Pair, mode: DecodingMode) -> dict[str, Any]:
     """Return the keyword arguments of ``vllm.LLM`` for a mode."""
-    positions = getattr(models.target.config.get_text_config(decoder=True), "max_position_embeddings", _LONGEST)
+    positions = getattr(pair.target.config.get_text_config(decoder=True), "max_position_embeddings", _LONGEST)
     settings: dict[str, Any] = {
-        "model": models.target.name_or_path, "dtype": str(models.target.dtype).removeprefix("torch."),
+        "model": pair.target.name_or_path, "dtype": str(pair.target.dtype).removeprefix("torch."),
         "enforce_eager": True, "max_model_len": min(_LONGEST, positions), "enable_prefix_caching": False,
         "max_num_batched_tokens": 8192,  # vLLM on CPUs can't read a prompt in pieces if its request has a seed
     }  # fmt: skip
     if mode.gamma is not None:
         probabilities = "greedy" if mode.temperature is None else "probabilistic"
         settings["speculative_config"] = {
-            "method": "draft_model", "model": models.draft.name_or_path, "num_speculative_tokens": mode.gamma,
+            "method": "draft_model", "model": pair.draft.name_or_path, "num_speculative_tokens": mode.gamma,
             "draft_sample_method": probabilities,
         }  # fmt: skip
         settings["per_request_spec_decode_metrics"] = "summary"
@@ -228,9 +230,9 @@ def engine_settings(models: Models, mode: DecodingMode) -> dict[str, Any]:
     return settings
 
 
-def request_of(models: Models, mode: DecodingMode, batch: PromptBatch, max_new_tokens: int) -> dict[str, Any]:
+def request_of(pair: Pair, mode: DecodingMode, batch: PromptBatch, max_new_tokens: int) -> dict[str, Any]:
     """Return the request for a batch, as :mod:`~hf_lossy_assist.integrations.vllm.answering` reads it."""
-    ends = sorted(ending_tokens(models.target.generation_config))
+    ends = sorted(ending_tokens(pair.target.generation_config))
     parameters: dict[str, Any] = {
         "max_tokens": max_new_tokens, "temperature": mode.temperature or 0.0, "top_p": mode.top_p, "seed": batch.seed,
         "stop_token_ids": ends, "detokenize": False,

@@ -17,8 +17,9 @@ from hf_lossy_assist.evaluation.advice.advising import Advising, Laws, target_al
 from hf_lossy_assist.evaluation.advice.replay import Walk
 from hf_lossy_assist.evaluation.advice.speeds import Costs, Speeds
 from hf_lossy_assist.evaluation.answers import AnswerStore, load_answers
-from hf_lossy_assist.evaluation.modes import EVERYTHING, DecodingMode, Models
+from hf_lossy_assist.evaluation.modes import EVERYTHING, DecodingMode
 from hf_lossy_assist.evaluation.requests import batches_of, run_request
+from hf_lossy_assist.pairs import Pair
 from tests import dflash_heads
 
 NOTHING = np.zeros(4)
@@ -110,14 +111,14 @@ def test_batches_are_timed_as_batches(models, tokenizer, monkeypatch):
 
 
 def test_a_given_draft_cost_is_of_all_that_is_written(models, tokenizer, tmp_path):
-    answers = target_alone(models, tokenizer, [[1, 5, 9]], max_new_tokens=8)
+    answers = target_alone(replace(models, tokenizer=tokenizer), [[1, 5, 9]], max_new_tokens=8)
     advice = Advising(answers, "topk", draft_cost=0.25, out=tmp_path).run()
     assert advice.draft_cost == pytest.approx(0.25)
     assert '"draft_cost": 0.25' in (tmp_path / "advice.json").read_text(encoding="utf-8")
 
 
 def test_default_drafts_are_tried_too(models, tokenizer, tmp_path):
-    answers = target_alone(models, tokenizer, [[1, 5, 9], [1, 7, 3]], max_new_tokens=20)
+    answers = target_alone(replace(models, tokenizer=tokenizer), [[1, 5, 9], [1, 7, 3]], max_new_tokens=20)
     advice = Advising(answers, "topk@auto", out=tmp_path).run()
     assert all("auto" in one.walks for one in advice.replayed)
     assert advice.best("topk").settings["num_assistant_tokens"] == "auto"
@@ -165,7 +166,7 @@ def test_a_folder_that_compares_with_lossless_has_the_target_s_texts(pair, tmp_p
 
 
 def test_tokens_that_a_text_does_not_tell_stand_beside_it(models, tokenizer, tmp_path):
-    whole = target_alone(models, tokenizer, [[1, 5, 9], [1, 7, 3]], max_new_tokens=20)
+    whole = target_alone(replace(models, tokenizer=tokenizer), [[1, 5, 9], [1, 7, 3]], max_new_tokens=20)
     store = AnswerStore(tmp_path, whole.plan())
     list(whole.run(store))
     for i, batch in enumerate(whole.batches):
@@ -186,13 +187,14 @@ def test_tokens_that_a_text_does_not_tell_stand_beside_it(models, tokenizer, tmp
 ])  # fmt: skip
 def test_wrong_arguments_are_refused_before_any_forward(models, tokenizer, monkeypatch, given, said):
     monkeypatch.setattr(Advising, "laws", None)
-    answers = target_alone(models, tokenizer, [[1, 5, 9]], temperature=given.pop("temperature", None))
+    temperature, pair = given.pop("temperature", None), replace(models, tokenizer=tokenizer)
+    answers = target_alone(pair, [[1, 5, 9]], temperature=temperature)
     with pytest.raises(LossyError, match=said):
         Advising(answers, **given).run()
 
 
 @pytest.mark.parametrize("drafting", ["look-up", "a head on states"])
 def test_drafts_of_other_drafters_are_for_evaluate_to_measure(models, tokenizer, drafting):
-    other = replace(models, draft=None, lookup=4) if drafting == "look-up" else Models(*dflash_heads.trained_pair())
+    other = replace(models, draft=None, lookup=4) if drafting == "look-up" else Pair(*dflash_heads.trained_pair())
     with pytest.raises(LossyUnsupportedError, match="of a draft model alone; of others, measure a dozen prompts"):
-        Advising(target_alone(other, tokenizer, [[1, 5, 9]]))
+        Advising(target_alone(replace(other, tokenizer=tokenizer), [[1, 5, 9]]))

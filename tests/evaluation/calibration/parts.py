@@ -6,7 +6,8 @@ from pathlib import Path
 
 from hf_lossy_assist.evaluation.answers import Answer, AnswerStore
 from hf_lossy_assist.evaluation.evaluation import Evaluation
-from hf_lossy_assist.evaluation.modes import Models, parse_modes
+from hf_lossy_assist.evaluation.modes import parse_modes
+from hf_lossy_assist.pairs import Pair
 from hf_lossy_assist.tasks import Example, Task
 from tests.tiny_models import noisy_copy, tiny
 
@@ -41,7 +42,7 @@ class Words:
 
 
 def evaluation(limit: int = 400) -> Evaluation:
-    return Evaluation(Models(TARGET, DRAFT), Words(), Numbers(), parse_modes(MODES), "plain", limit)
+    return Evaluation(Pair(TARGET, DRAFT, Words(), Numbers()), parse_modes(MODES), "plain", limit)
 
 
 def folder_of(path: Path, losses: dict[str, float], n: int = 400) -> Path:

@@ -24,11 +24,12 @@ from hf_lossy_assist.calibration import Certificate, calibrate
 from hf_lossy_assist.cli.calibrate import outcome_table
 from hf_lossy_assist.evaluation.answers import Answer, AnswerStore
 from hf_lossy_assist.evaluation.evaluation import Evaluation
-from hf_lossy_assist.evaluation.modes import Models, parse_modes
+from hf_lossy_assist.evaluation.modes import parse_modes
 from hf_lossy_assist.evaluation.tables import as_text
 from hf_lossy_assist.generation import certificate as certificates
 from hf_lossy_assist.generation.config import LossyConfig
 from hf_lossy_assist.heads import JudgeHead, ModelIdentity
+from hf_lossy_assist.pairs import Pair
 from tests.acceptors.table import judge_head
 from tests.evaluation.calibration.parts import DRAFT, TARGET, Numbers, Words, evaluation, folder_of
 from tests.hub.fixtures import loopback_hub, signed_in  # noqa: F401
@@ -87,7 +88,7 @@ def test_the_fastest_certified_setting_is_chosen(answered: Path):
 
 @pytest.mark.parametrize("draft", [None, DRAFT])
 def test_drafts_that_were_looked_up_are_not_certified(tmp_path: Path, draft):
-    looked_up = replace(evaluation(), models=Models(TARGET, draft, lookup=4))
+    looked_up = replace(evaluation(), pair=Pair(TARGET, draft, Words(), Numbers(), lookup=4))
     AnswerStore(tmp_path, looked_up.plan())
     with pytest.raises(LossyValueError, match="prompt lookup has none"):
         calibrate(tmp_path)
@@ -165,8 +166,8 @@ def test_another_run_is_refused_before_any_forward(saved: Path, changes: dict, m
 @pytest.fixture(scope="module")
 def judged(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The certificate of a rule with a head."""
-    models, modes = Models(TARGET, DRAFT, {"judge": HEAD}), parse_modes("plain,judge:threshold=0.5")
-    plan = Evaluation(models, Words(), Numbers(), modes, "plain", 100).plan()
+    models, modes = Pair(TARGET, DRAFT, Words(), Numbers(), {"judge": HEAD}), parse_modes("plain,judge:threshold=0.5")
+    plan = Evaluation(models, modes, "plain", 100).plan()
     folder = tmp_path_factory.mktemp("judged")
     store = AnswerStore(folder / "answers", plan)
     for mode in plan["modes"]:
