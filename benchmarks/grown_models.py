@@ -1,21 +1,25 @@
-"""Modes on a pair padded to the sizes of large models: ``python -m benchmarks.grown_models --grow llama-8b``.
+"""Modes on a pair whose target is costly: ``python -m benchmarks.grown_models --grow llama-8b``.
 
-The grown target computes the same function: the cost is a large model's, and every decision a real one.
+A model that is padded to the sizes of a large one computes the same function: the cost is the large model's, and every
+decision a real one. One whose weights are read from disk in each forward pass is as dear as the targets of AutoJudge's
+table 2, which are too large for the memory: there, long drafts pay.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from typing import Annotated, TypeVar
+from pathlib import Path
+from typing import Literal, TypeVar
 
 import torch
-import typer
+from accelerate import dispatch_model
 from transformers import PreTrainedModel
 
-from hf_lossy_assist import JudgeHead, VerifierHead
+import hf_lossy_assist
+from hf_lossy_assist import JudgeHead, VerifierHead, pairs, quantize_draft, tasks
 from hf_lossy_assist.pairs import Pair
 
-from . import Data, Device, Dtype, Int8, Limit, MaxNew, Modes, Out, PairName, Task, command, measured
+from . import application
 from .growing.geometry import Geometry, parse_geometry
 from .growing.grow import MIN_RESERVED, grow
 
@@ -23,32 +27,63 @@ H = TypeVar("H", JudgeHead, VerifierHead)
 
 
 def main(
-    grow: Annotated[
-        str | None,
-        typer.Option(help="Pad the target to llama-1b, -3b, -8b, -70b, or sizes: layers=12,hidden=1024,heads=16."),
-    ] = None,
-    grow_draft: Annotated[str | None, typer.Option(help="The same for the draft.")] = None,
-    pair: PairName = "arithmetic",
-    modes: Modes = "plain,lossless",
-    limit: Limit = 4,
-    task: Task = None,
-    data: Data = None,
-    max_new_tokens: MaxNew = None,
-    int8: Int8 = False,
-    device: Device = "cpu",
-    dtype: Dtype = None,
-    out: Out = None,
-) -> None:
-    """Evaluate modes on models that are padded to larger sizes, where they compute the same function."""
+    *, grow: str | None = None, grow_draft: str | None = None, on_disk: Path | None = None,
+    pair: Literal["arithmetic", "qwen-coder"] = "arithmetic", modes: str = "plain,lossless", limit: int = 4,
+    task: str | None = None, data: Path | None = None, max_new_tokens: int | None = None, int8: bool = False,
+    device: str = "cpu", dtype: str | None = None, out: Path | None = None,
+) -> None:  # fmt: skip
+    """Evaluate modes on a pair with a target that is padded to larger sizes, or whose weights are on disk.
+
+    Parameters
+    ----------
+    grow
+        Pad the target to llama-1b, -3b, -8b, -70b, or sizes: layers=12,hidden=1024,heads=16.
+    grow_draft
+        The same for the draft.
+    on_disk
+        A folder for the target's weights, which every forward pass then reads.
+    pair
+        The pair.
+    modes
+        Modes, as for `lossy-assist evaluate`.
+    limit
+        Number of problems.
+    task
+        A task; the pair's own by default.
+    data
+        The task's file.
+    max_new_tokens
+        The longest answer; the task's by default.
+    int8
+        Round the draft's weights to 8 bits.
+    device
+        The device of both models.
+    dtype
+        The weights' type; the pair's by default.
+    out
+        A folder for the answers; an interrupted run goes on there.
+    """
     target, draft = (
         Geometry() if text is None else parse_geometry(text, option)
         for option, text in (("--grow", grow), ("--grow-draft", grow_draft))
     )
+    loaded = pairs.load(pair, device=device, dtype=dtype)
+    asked = loaded.task if task is None else tasks.load(task, data=None if data is None else str(data))
+    if int8:
+        loaded = dataclasses.replace(loaded, draft=quantize_draft(loaded.draft, "int8"))
+    loaded = grow_models(loaded, target, draft)
+    if on_disk is not None:
+        loaded = dataclasses.replace(loaded, target=offload(loaded.target, on_disk))
+    print(hf_lossy_assist.evaluate(
+        loaded.target, loaded.draft, tokenizer=loaded.tokenizer, heads=loaded.rule_heads, modes=modes, limit=limit,
+        task=asked, max_new_tokens=max_new_tokens, out=out,
+    ))  # fmt: skip
 
-    def change(loaded: Pair) -> Pair:
-        return grow_models(loaded, target, draft)
 
-    typer.echo(measured(change, pair, modes, limit, task, data, max_new_tokens, int8, device, dtype, out))
+def offload(model: PreTrainedModel, folder: Path) -> PreTrainedModel:
+    """Move the layers' weights to files, which every forward reads; the others stay, and say where tensors go."""
+    places = dict.fromkeys(("model.embed_tokens", "model.norm", "model.rotary_emb", "lm_head"), model.device)
+    return dispatch_model(model, places | {"model.layers": "disk"}, main_device=model.device, offload_dir=folder)
 
 
 def grow_models(models: Pair, target: Geometry, draft: Geometry) -> Pair:
@@ -101,7 +136,7 @@ def grow_head(head: H, target: PreTrainedModel, draft: PreTrainedModel) -> H:
     return type(head)(dataclasses.replace(head.config, **identities), torch.cat(padded), head.bias)
 
 
-app = command(main)
+app = application(main=main)
 
 if __name__ == "__main__":
     app()

@@ -11,25 +11,31 @@ import subprocess
 import zlib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-import typer
 
-from . import command, pages
+from . import application, pages
 
 _TIMED = ("repeats", "ids", "joules", "stages")
 """What answers have beside the columns that are kept."""
 
 
-def main(
-    folder: Annotated[Path, typer.Argument(help="What `evaluate` has written.")],
-    name: Annotated[str, typer.Argument(help="The configuration's name; one that is there is replaced.")],
-    question: Annotated[str, typer.Option(help="What the study asks.")],
-    machine: Annotated[str, typer.Option(help="Where it ran: the CPU or the GPU.")],
-) -> None:
-    """Keep the answers of an evaluation without their texts, and say on the card what they are of."""
+def main(folder: Path, name: str, *, question: str, machine: str) -> None:
+    """Keep the answers of an evaluation without their texts, and say on the card what they are of.
+
+    Parameters
+    ----------
+    folder
+        What `evaluate` has written.
+    name
+        The configuration's name; one that is there is replaced.
+    question
+        What the study asks.
+    machine
+        Where it ran: the CPU or the GPU.
+    """
     plan = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
     answers = [json.loads(line) for line in (folder / "results.jsonl").read_text(encoding="utf-8").splitlines()]
     order = [*plan["modes"]]
@@ -93,7 +99,7 @@ def write(name: str, rows: Iterable[Mapping[str, Any]]) -> None:
     pq.write_table(table, pages.DATA / "data" / f"{name}.parquet", compression="zstd")
 
 
-app = command(main)
+app = application(main=main)
 
 if __name__ == "__main__":
     app()

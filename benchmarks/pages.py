@@ -14,18 +14,17 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from statistics import fmean
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
-import typer
 from scipy.stats import binomtest, t
 
 from docs.generator.tables import with_part
 from hf_lossy_assist import LossyValueError
 from hf_lossy_assist.theory import expected_tokens_per_round
 
-from . import command
+from . import application
 
 ROOT = Path(__file__).parents[1]
 DATA = ROOT / "hub_cards" / "lossy-assist-results"
@@ -648,27 +647,30 @@ def made() -> dict[Path, str]:
     return found | {DATA / "README.md": card((DATA / "README.md").read_text(encoding="utf-8"))}
 
 
-def main(
-    configurations: Annotated[
-        list[str] | None, typer.Argument(help="Print the quality tables of these runs, NAME or NAME/RUN.")
-    ] = None,
-    write: Annotated[bool, typer.Option("--write", help="Write the tables into the pages, and draw the plot.")] = False,
-) -> None:
-    """Print every table of README and of the result pages, or the quality tables of configurations of the data set."""
+def main(*configurations: str, write: bool = False) -> None:
+    """Print every table of README and of the result pages, or the quality tables of configurations of the data set.
+
+    Parameters
+    ----------
+    configurations
+        Print the quality tables of these runs, NAME or NAME/RUN.
+    write
+        Write the tables into the pages, and draw the plot.
+    """
     if write:
         for path, text in made().items():
             path.write_text(text, encoding="utf-8")
         draw_price(ROOT / "docs" / "results" / "price.png")
-    for each in configurations or ():
+    for each in configurations:
         name, _, run = each.partition("/")
-        typer.echo(quality(name, run or None) + "\n")
+        print(quality(name, run or None) + "\n")
     if not configurations and not write:
         for page, tables in TABLES.items():
             for name, table in tables.items():
-                typer.echo(f"{page}, {name}\n\n{table()}\n")
+                print(f"{page}, {name}\n\n{table()}\n")
 
 
-app = command(main)
+app = application(main=main)
 
 if __name__ == "__main__":
     app()

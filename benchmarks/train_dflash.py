@@ -8,68 +8,43 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
-import typer
 from torch import Tensor
 from torch.nn.functional import embedding
 from torch.nn.utils.rnn import pad_sequence
 from transformers import Qwen3Config
 
-from benchmarks.train_eagle3 import (
-    Answers,
-    LayerStates,
-    Out,
-    Text,
-    Threads,
-    answered,
-    answers,
-    descend,
-    kept_rows,
-    write_card,
-    write_head,
-)
+from benchmarks.bundled_pair.state_heads import HeadRecipe, LayerStates, answers, descend, layer_of, study
+from benchmarks.bundled_pair.steps import Text
 from hf_lossy_assist import DFlash, pairs
 
 
 @dataclass(frozen=True)
-class Recipe:
-    """Sizes and schedule; with the seed they determine the head."""
+class Recipe(HeadRecipe):
+    """Blocks begin at random tokens of the answers."""
 
-    layers: tuple[int, ...] = (1, 2, 4)  # what it reads: the states that enter layers 1 and 2, and leave layer 3
     own_layers: int = 2
     intermediate: int = 256
-    key_value_heads: int = 4
     block_size: int = 8
-    written: int = 500  # problems that the target answers greedily
-    chunk: int = 250  # of them in a file
-    batch: int = 12  # texts in a step: half are the target's answers, half new solutions of the task
-    pool: int = 8  # steps whose texts are sorted by length together, so that little of a batch is padding
+    written: int = 500
+    batch: int = 12
     anchors: int = 32  # blocks in a text
     steps: int = 650
-    cosine: int = 300  # steps in which the learning rate falls to zero in the end
-    decay: float = 0.85  # of the weight, for each token further on
-    peak_lr: float = 2e-3
-    warmup: int = 50
-    weight_decay: float = 0.01
-    seed: int = 0
+    cosine: int = 300
+    decay: float = 0.85
 
 
 def new_head(pair: pairs.Pair, recipe: Recipe) -> DFlash:
     """Return an untrained head."""
     torch.manual_seed(recipe.seed)
     config = pair.target.config
-    layer = Qwen3Config(
-        vocab_size=config.vocab_size, hidden_size=config.hidden_size, num_hidden_layers=recipe.own_layers,
-        intermediate_size=recipe.intermediate, num_attention_heads=config.num_attention_heads,
-        num_key_value_heads=recipe.key_value_heads, head_dim=config.head_dim, rms_norm_eps=config.rms_norm_eps,
-        max_position_embeddings=config.max_position_embeddings, rope_parameters=config.rope_parameters,
-        bos_token_id=config.bos_token_id, eos_token_id=config.eos_token_id,
-    )  # fmt: skip
     bundled = DFlash.from_pretrained(pairs.hub_cards() / "arithmetic-dflash").config  # whose conventions it keeps
     head = DFlash(replace(
-        bundled, layer=layer, draft_vocab_size=config.vocab_size, target_hidden_size=config.hidden_size,
-        target_layers=recipe.layers, block_size=recipe.block_size, mask_token_id=pair.tokenizer.pad_token_id,
+        bundled, layer=layer_of(Qwen3Config, config, recipe), draft_vocab_size=config.vocab_size,
+        target_hidden_size=config.hidden_size, target_layers=recipe.layers, block_size=recipe.block_size,
+        mask_token_id=pair.tokenizer.pad_token_id,
     ))  # fmt: skip
     with torch.no_grad():
         for parameter in head.parameters():
@@ -85,10 +60,8 @@ def scales_of(pair: pairs.Pair, recipe: Recipe, text: Text) -> Tensor:
     Adam's steps are equally long for every weight, so entries that are much larger than others would dominate. In
     training the states are scaled, and then the weights that read them.
     """
-    states = LayerStates(pair.target, recipe.layers)
-    with torch.no_grad(), states.watched():
-        pair.target(text[0][None])
-        return states.pop()[0].square().mean(0).sqrt().clamp(min=1e-6).reciprocal()
+    states = LayerStates(pair.target, recipe.layers).of(pair.target, text[0])
+    return states.square().mean(0).sqrt().clamp(min=1e-6).reciprocal()
 
 
 def loss_of(
@@ -126,7 +99,7 @@ def loss_of(
     return -(weight * wanted).sum() / weight.sum()
 
 
-def fit(pair: pairs.Pair, recipe: Recipe, folder: Path, checkpoint_every: int = 50) -> DFlash:
+def fit(pair: pairs.Pair, recipe: Recipe, folder: Path, **options: Any) -> DFlash:
     """Return the trained head; a run that was interrupted goes on from its last checkpoint."""
     written = answers(pair, recipe, folder)
     head, scales = new_head(pair, recipe), scales_of(pair, recipe, written[0])
@@ -137,10 +110,10 @@ def fit(pair: pairs.Pair, recipe: Recipe, folder: Path, checkpoint_every: int = 
         draws = torch.Generator().manual_seed(random.Random(f"{recipe.seed}/{step}").getrandbits(63))
         return loss_of(head, pair.target, states, scales, texts, recipe, draws)
 
-    descend(pair, recipe, head, written, loss, recipe.steps, folder, checkpoint_every)
+    descend(pair, recipe, head, written, loss, folder, **options)
     with torch.no_grad():
         head.fc.weight *= scales
-    return head.eval()
+    return head
 
 
 ROWS = {
@@ -159,25 +132,17 @@ COMMANDS = [
     f"    --limit 100 --modes {','.join(rows.values())} \\\n    --threads 1 --out kept/{draft}"
     for draft, rows in ROWS.items()
 ]
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
-@app.command()
-def card(out: Out, answers: Answers) -> None:
-    """Write the head's card, with what rounds keep beside other drafts."""
-    head, recipe = DFlash.from_pretrained(out), Recipe()
-    kept = (row for draft, rows in ROWS.items() for row in kept_rows(answers / draft, rows))
-    write_card(
-        out, head, recipe, kept, "draft", own=recipe.own_layers, longest=head.longest, anchors=recipe.anchors,
-        n=answered(answers / "dflash"), commands="\n".join(COMMANDS),
-    )  # fmt: skip
+def values(head: DFlash) -> dict[str, Any]:
+    """Return what the card says of the head."""
+    recipe = Recipe()
+    return {
+        "own": recipe.own_layers, "longest": head.longest, "anchors": recipe.anchors, "commands": "\n".join(COMMANDS)
+    }  # fmt: skip
 
 
-@app.command()
-def train(out: Out, threads: Threads = 1) -> None:
-    """Train the DFlash head of the bundled target from its seed, and write it as speculators does."""
-    write_head(fit, Recipe(), out, threads)
-
+app = study(__doc__, DFlash, Recipe(), fit, ROWS, "draft", values)
 
 if __name__ == "__main__":
     app()

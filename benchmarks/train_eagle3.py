@@ -5,140 +5,49 @@ A recipe of its own, for a target of this size on one CPU core. For real targets
 
 from __future__ import annotations
 
-import json
-import os
 import random
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import torch
-import typer
-from safetensors.torch import load_file, save_file
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.functional import embedding, pad
 from torch.nn.utils.rnn import pad_sequence
-from transformers import LlamaConfig, get_wsd_schedule
+from transformers import LlamaConfig
 
-from benchmarks.bundled_pair.pretraining import load_checkpoint, save_checkpoint
-from hf_lossy_assist import DFlash, Eagle3, pairs
-
-Drafting = Eagle3 | DFlash
-Text = tuple[Tensor, int]
-"""The tokens of a prompt and its answer, and where the answer begins."""
+from benchmarks.bundled_pair.state_heads import HeadRecipe, LayerStates, answers, descend, layer_of, study
+from benchmarks.bundled_pair.steps import Text
+from hf_lossy_assist import Eagle3, pairs
 
 
 @dataclass(frozen=True)
-class Recipe:
-    """Sizes and schedule; with the seed they determine the head."""
+class Recipe(HeadRecipe):
+    """The steps begin on one drafted token, which is faster."""
 
-    layers: tuple[int, ...] = (1, 2, 4)  # what it reads: the states that enter layers 1 and 2, and leave layer 3
-    intermediate: int = 384
-    key_value_heads: int = 4
-    written: int = 2000  # problems that the target answers greedily
-    chunk: int = 250  # of them in a file
-    batch: int = 24  # texts in a step: half are the target's answers, half new solutions of the task
-    pool: int = 8  # steps whose texts are sorted by length together, so that little of a batch is padding
-    single: int = 429  # steps at the highest learning rate, on one drafted token, which is faster
-    cosine: int = 231  # steps in which the learning rate then falls to zero
-    steps: int = 550  # of both; the end of the cosine is left out
     unrolled: int = 4  # drafted tokens in a row that the steps of the cosine train on
-    decay: float = 0.9  # of the weight, for each token further on
-    peak_lr: float = 2e-3
-    warmup: int = 50
-    weight_decay: float = 0.01
-    seed: int = 0
+    beyond: int = 110
 
-
-def answers(pair: pairs.Pair, recipe: Recipe, folder: Path) -> list[Text]:
-    """Return the target's greedy answers; chunks that the folder lacks are written first."""
-    texts: list[Text] = []
-    folder.mkdir(parents=True, exist_ok=True)
-    for chunk in range(recipe.written // recipe.chunk):
-        path = folder / f"answers-{chunk:03d}.safetensors"
-        if not path.exists():
-            draws = random.Random(f"{recipe.seed}/answers/{chunk}")
-            prompts = [example.prompt for example in pair.task.draw("train", recipe.chunk, draws)]
-            inputs = pair.tokenizer(prompts, return_tensors="pt", padding=True)
-            output = pair.target.generate(**inputs, do_sample=False, max_new_tokens=pair.task.max_new_tokens)
-            rows = [row[row != pair.tokenizer.pad_token_id] for row in output]
-            whole = {"ids": pad_sequence(rows, batch_first=True), "starts": inputs["attention_mask"].sum(-1)}
-            save_file(whole, path.with_suffix(".partial"))
-            os.replace(path.with_suffix(".partial"), path)
-            typer.echo(f"answered {(chunk + 1) * recipe.chunk} problems")
-        tensors = load_file(path)
-        for row, start in zip(tensors["ids"], tensors["starts"].tolist(), strict=True):
-            texts.append((row[row != pair.tokenizer.pad_token_id], start))
-    return texts
-
-
-def batches(pair: pairs.Pair, recipe: Recipe, written: list[Text], first: int) -> Iterator[list[Text]]:
-    """Yield the texts of every step from ``first`` on; step ``i`` always has the same."""
-    half = recipe.batch // 2
-    for pool in range(first // recipe.pool, -(-recipe.steps // recipe.pool)):
-        draws = random.Random(f"{recipe.seed}/{pool}")
-        texts = draws.sample(written, recipe.pool * half)
-        for example in pair.task.draw("train", recipe.pool * (recipe.batch - half), draws):
-            start = pair.tokenizer(example.prompt)["input_ids"]
-            answer = pair.tokenizer(example.solution, add_special_tokens=False)["input_ids"]
-            texts.append((torch.tensor([*start, *answer, pair.tokenizer.eos_token_id]), len(start)))
-        texts.sort(key=lambda text: len(text[0]))
-        cut = [texts[i : i + recipe.batch] for i in range(0, len(texts), recipe.batch)]
-        draws.shuffle(cut)
-        for step, batch in enumerate(cut, start=pool * recipe.pool):
-            if first <= step < recipe.steps:
-                yield batch
-
-
-class LayerStates:
-    """Reads hidden states of forward passes: those that enter each of some layers, or leave the last one."""
-
-    def __init__(self, model: nn.Module, layers: Sequence[int]) -> None:
-        modules = [model.model.embed_tokens, *model.model.layers]
-        self._modules = [modules[i] for i in layers]
-        self._read: dict[nn.Module, Tensor] = {}
-
-    @contextmanager
-    def watched(self) -> Iterator[None]:
-        """Inside the block, keep the states of the last forward."""
-        hooks = [x.register_forward_hook(lambda own, _, state: self._read.update({own: state})) for x in self._modules]
-        try:
-            yield
-        finally:
-            for hook in hooks:
-                hook.remove()
-
-    def pop(self) -> Tensor:
-        """Return ``(B, S, k·d)`` the states of the last forward, side by side, and forget them."""
-        return torch.cat([self._read.pop(x) for x in self._modules], dim=-1)
+    @property
+    def single(self) -> int:
+        """Return how many steps have one drafted token."""
+        return self.steps + self.beyond - self.cosine
 
 
 def new_head(pair: pairs.Pair, recipe: Recipe, texts: list[Text]) -> Eagle3:
     """Return an untrained head, which drafts the tokens that answers have."""
     torch.manual_seed(recipe.seed)
     config = pair.target.config
-    layer = LlamaConfig(
-        vocab_size=config.vocab_size, hidden_size=config.hidden_size, num_hidden_layers=1,
-        intermediate_size=recipe.intermediate, num_attention_heads=config.num_attention_heads,
-        num_key_value_heads=recipe.key_value_heads, head_dim=config.head_dim, rms_norm_eps=config.rms_norm_eps,
-        max_position_embeddings=config.max_position_embeddings, rope_parameters=config.rope_parameters,
-        bos_token_id=config.bos_token_id, eos_token_id=config.eos_token_id,
-    )  # fmt: skip
     new = (example.solution for example in pair.task.draw("train", 2000, random.Random(f"{recipe.seed}/vocabulary")))
     drafted = {pair.tokenizer.eos_token_id, *(token for ids, start in texts for token in ids[start:].tolist())}
     drafted.update(token for ids in pair.tokenizer([*new], add_special_tokens=False)["input_ids"] for token in ids)
     ids = torch.tensor(sorted(drafted))
     bundled = Eagle3.from_pretrained(pairs.hub_cards() / "arithmetic-eagle3").config  # whose conventions it keeps
     head = Eagle3(replace(
-        bundled, layer=layer, draft_vocab_size=len(ids), target_hidden_size=config.hidden_size,
-        target_layers=recipe.layers,
+        bundled, layer=layer_of(LlamaConfig, config, recipe), draft_vocab_size=len(ids),
+        target_hidden_size=config.hidden_size, target_layers=recipe.layers,
     ))  # fmt: skip
-    states = LayerStates(pair.target, recipe.layers)
-    with torch.no_grad(), states.watched():
-        pair.target(texts[0][0][None])
-        sample = states.pop()[0]
+    sample = LayerStates(pair.target, recipe.layers).of(pair.target, texts[0][0])
     with torch.no_grad():
         for parameter in head.parameters():
             if parameter.dim() > 1:
@@ -228,7 +137,7 @@ def loss_of(head: Eagle3, target, states: LayerStates, texts: list[Text], steps:
     return total / count
 
 
-def fit(pair: pairs.Pair, recipe: Recipe, folder: Path, checkpoint_every: int = 50) -> Eagle3:
+def fit(pair: pairs.Pair, recipe: Recipe, folder: Path, **options: Any) -> Eagle3:
     """Return the trained head; a run that was interrupted goes on from its last checkpoint."""
     written = answers(pair, recipe, folder)
     head, states = new_head(pair, recipe, written), LayerStates(pair.target, recipe.layers)
@@ -237,45 +146,9 @@ def fit(pair: pairs.Pair, recipe: Recipe, folder: Path, checkpoint_every: int = 
         unrolled = 1 if step < recipe.single else recipe.unrolled
         return loss_of(head, pair.target, states, texts, unrolled, recipe.decay)
 
-    descend(pair, recipe, head, written, loss, recipe.single + recipe.cosine, folder, checkpoint_every)
-    return head.eval()
+    return descend(pair, recipe, head, written, loss, folder, **options)
 
 
-def descend(
-    pair: pairs.Pair, recipe: Any, head: Drafting, written: list[Text],
-    loss_of: Callable[[int, list[Text]], Tensor], whole: int, folder: Path, checkpoint_every: int,
-) -> None:  # fmt: skip
-    """Train a head by AdamW, from its last checkpoint on; the learning rate would be zero after ``whole`` steps.
-
-    ``loss_of`` gives the loss of a step's texts.
-    """
-    checkpoint, first = folder / "checkpoint.safetensors", 0
-    decayed = [x for x in head.parameters() if x.dim() > 1]
-    plain = [x for x in head.parameters() if x.dim() <= 1]
-    groups = [{"params": decayed}, {"params": plain, "weight_decay": 0.0}]
-    optimizer = torch.optim.AdamW(groups, recipe.peak_lr, betas=(0.9, 0.95), weight_decay=recipe.weight_decay)
-    if checkpoint.exists():
-        first = load_checkpoint(checkpoint, head, optimizer, recipe)
-        for group in optimizer.param_groups:
-            group["initial_lr"] = recipe.peak_lr
-    schedule = get_wsd_schedule(
-        optimizer, recipe.warmup, recipe.cosine, whole, decay_type="cosine", last_epoch=first - 1
-    )
-    for step, texts in enumerate(batches(pair, recipe, written, first), start=first):
-        with torch.autocast("cpu", torch.bfloat16):
-            loss = loss_of(step, texts)
-        optimizer.zero_grad(set_to_none=True)
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(head.parameters(), 1.0)
-        optimizer.step()
-        schedule.step()
-        if (step + 1) % 10 == 0:
-            typer.echo(f"step {step + 1} of {recipe.steps}: loss {loss.item():.3f}")
-        if (step + 1) % checkpoint_every == 0:
-            save_checkpoint(checkpoint, step + 1, head, optimizer, recipe)
-
-
-BUNDLED = Path(__file__).parent / "bundled_pair"
 TREE = "tree.depth=5:tree.top_k=4:tree.nodes=16"
 ROWS = {
     "target alone": "plain",
@@ -288,65 +161,18 @@ ROWS = {
 }
 COMMAND = f"""lossy-assist evaluate --pair arithmetic --assistant eagle3 --batch-size 50 --limit 100 \\
     --modes {",".join(ROWS.values())} --threads 1 --out kept"""
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
-def answered(folder: Path) -> int:
-    """Return how many problems ``evaluate`` wrote answers to."""
-    return len({json.loads(line)["id"] for line in (folder / "results.jsonl").read_text(encoding="utf-8").splitlines()})
+def values(head: Eagle3) -> dict[str, Any]:
+    """Return what the card says of the head."""
+    recipe, config = Recipe(), head.config
+    return {
+        "drafted": config.draft_vocab_size, "vocabulary": config.layer.vocab_size, "unrolled": recipe.unrolled,
+        "last": recipe.steps - recipe.single, "command": COMMAND,
+    }  # fmt: skip
 
 
-def kept_rows(folder: Path, rows: Mapping[str, str]) -> Iterator[str]:
-    """Yield the lines of a table: what rounds kept, and how many answers were right, of the modes in ``rows``."""
-    by_mode: dict[str, list[dict]] = {}
-    for line in (folder / "results.jsonl").read_text(encoding="utf-8").splitlines():
-        by_mode.setdefault(json.loads(line)["mode"], []).append(json.loads(line))
-    for (row, mode), said in zip(rows.items(), by_mode.values(), strict=True):
-        rounds, right = sum(x["rounds"] for x in said), sum(x["score"] for x in said) / len(said)
-        mean = sum(x["accepted"] for x in said) / rounds
-        error = 1.96 * sum((x["accepted"] - mean * x["rounds"]) ** 2 for x in said) ** 0.5 / rounds
-        kept = "" if mode == "plain" else f"{mean:.2f} ({mean - error:.2f} to {mean + error:.2f})"
-        yield f"| {row} | {kept} | {100 * right:.1f} % |"
-
-
-def write_card(folder: Path, head: Drafting, recipe: Any, rows: Iterable[str], first: str, **values: Any) -> None:
-    """Write a head's card: what rounds keep, and ``values`` of the text; ``first`` is the table's first heading."""
-    table = [f"| {first} | kept, 95 % | right answers |", "|---|---|---|", *rows]
-    text = (BUNDLED / f"{head.config.model_type}_card.md").read_text(encoding="utf-8").format(
-        parameters=sum(x.numel() for x in head.parameters()), layers=", ".join(map(str, recipe.layers)),
-        steps=recipe.steps, batch=recipe.batch, written=recipe.written, table="\n".join(table), **values,
-    )  # fmt: skip
-    (folder / "README.md").write_text(text, encoding="utf-8")
-
-
-def write_head(fit: Callable[..., Drafting], recipe: Any, out: Path, threads: int) -> None:
-    """Train a head of the bundled target from its seed, and write it as speculators does."""
-    torch.set_num_threads(threads)
-    head = fit(pairs.load("arithmetic"), recipe, out / "training")
-    head.to(torch.bfloat16).save_pretrained(out)
-
-
-Out = Annotated[Path, typer.Option(help="Folder for the head; texts and checkpoints are in OUT/training.")]
-Answers = Annotated[Path, typer.Option(help="Folder that the commands of the card wrote.")]
-Threads = Annotated[int, typer.Option(min=1, help="Threads of the CPU.")]
-
-
-@app.command()
-def card(out: Out, answers: Answers) -> None:
-    """Write the head's card, with what rounds keep."""
-    head, recipe = Eagle3.from_pretrained(out), Recipe()
-    write_card(
-        out, head, recipe, kept_rows(answers, ROWS), "rule", drafted=head.config.draft_vocab_size,
-        vocabulary=head.config.layer.vocab_size, last=recipe.steps - recipe.single, unrolled=recipe.unrolled,
-        n=answered(answers), command=COMMAND,
-    )  # fmt: skip
-
-
-@app.command()
-def train(out: Out, threads: Threads = 1) -> None:
-    """Train the EAGLE-3 head of the bundled target from its seed, and write it as speculators does."""
-    write_head(fit, Recipe(), out, threads)
-
+app = study(__doc__, Eagle3, Recipe(), fit, {".": ROWS}, "rule", values)
 
 if __name__ == "__main__":
     app()

@@ -16,7 +16,6 @@ from unittest import mock
 
 import pytest
 import torch
-import typer
 from sybil import Document, Example, Region, Sybil
 from sybil.parsers.markdown import CodeBlockParser, PythonCodeBlockParser, SkipParser
 
@@ -38,7 +37,7 @@ def check(words: list[str]) -> None:
     elif words[0] == "lossy-assist":
         app.parse_args(words[1:], print_error=False, exit_on_error=False)
     elif words[:2] == ["python", "-m"]:
-        parse(importlib.import_module(words[2]).app, words[3:])
+        importlib.import_module(words[2]).app.parse_args(words[3:], print_error=False, exit_on_error=False)
     elif words[:2] == ["hf", "upload"] or words[0] == "python":
         path = words[3] if words[0] == "hf" else words[1]
         assert "/" not in path or (pages.ROOT / path).exists(), f"no such file: {path}"
@@ -46,16 +45,6 @@ def check(words: list[str]) -> None:
         assert f"\n{words[1]}:" in (pages.ROOT / "Makefile").read_text(encoding="utf-8")
     else:
         assert words[:2] in (["pip", "install"], ["git", "clone"]), f"an unknown command: {words}"
-
-
-def parse(command: typer.Typer, words: list[str]) -> None:
-    """Read the words as a study does, down to the innermost subcommand."""
-    found = typer.main.get_command(command)
-    context = found.make_context("", list(words))
-    while hasattr(found, "resolve_command"):
-        name, found, rest = found.resolve_command(context, [*context._protected_args, *context.args])
-        context = found.make_context(name, rest, parent=context)
-        found = context.command
 
 
 def commands(example: Example) -> None:

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.bundled_pair.pretraining import save_model
-from benchmarks.bundled_pair.recipe import Cycle, ModelRecipe, build_model, build_tokenizer
+from benchmarks.bundled_pair.recipe import Cycle, ModelRecipe, build_model, build_tokenizer, save_model
 from hf_lossy_assist import pairs
 
 TEMPLATE = (

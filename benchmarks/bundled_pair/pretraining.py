@@ -2,31 +2,57 @@
 
 from __future__ import annotations
 
-import json
-import os
-from collections.abc import Callable
+import math
+import random
 from pathlib import Path
+from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
+from torch import Tensor
+from torch.nn.functional import cross_entropy, pad
+from torch.nn.utils.rnn import pad_sequence
 from torch.optim.lr_scheduler import LambdaLR
-from transformers.optimization import get_cosine_with_min_lr_schedule_with_warmup_lr_rate
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from .recipe import ModelRecipe, batches, build_model
+from .recipe import EOS, TASK, ModelRecipe, build_model
+from .steps import Steps, Text, Training
 
 
-def cycle_schedule(recipe: ModelRecipe, optimizer: torch.optim.Optimizer, step: int) -> LambdaLR:
-    """Return the schedule of a step's cycle: a warm-up to its peak, then a cosine down to a hundredth of it."""
+def texts(recipe: ModelRecipe, tokenizer: PreTrainedTokenizerBase) -> Steps:
+    """Return the texts of every step."""
+
+    def drawn(step: int, draws: random.Random) -> list[Text]:
+        harder = recipe.cycle_at(step)[0].harder
+        examples = TASK.draw("train", recipe.pool * recipe.batch, draws, harder=harder)
+        prompts = tokenizer([x.prompt for x in examples])["input_ids"]
+        answers = tokenizer([x.solution + EOS for x in examples], add_special_tokens=False)["input_ids"]
+        return [(torch.tensor(x + y), len(x)) for x, y in zip(prompts, answers, strict=True)]
+
+    return Steps(recipe, drawn)
+
+
+def padded(batch: list[Text], pad_id: int) -> tuple[Tensor, Tensor]:
+    """Return tokens and which of them are answers, ``(B, S)``.
+
+    Kernels in reduced precision keep memory for each shape that they have met, so there are few.
+    """
+    ids = pad_sequence([ids for ids, _ in batch], batch_first=True, padding_value=pad_id)
+    ids = pad(ids, (0, -ids.shape[1] % 16), value=pad_id)
+    places, (begin, end) = torch.arange(ids.shape[1]), torch.tensor([(start, len(ids)) for ids, start in batch]).T
+    return ids, (places >= begin[:, None]) & (places < end[:, None])
+
+
+def rate(recipe: ModelRecipe, step: int) -> float:
+    """Return the learning rate of a step: in every cycle up to its peak, then by a cosine to a hundredth of it."""
     cycle, done = recipe.cycle_at(step)
-    for group in optimizer.param_groups:
-        group["lr"] = group["initial_lr"] = cycle.peak_lr
     warm = max(1, int(recipe.warmup * cycle.steps))
-    return get_cosine_with_min_lr_schedule_with_warmup_lr_rate(
-        optimizer, warm, cycle.steps, last_epoch=done - 1, min_lr_rate=0.01
-    )
+    if done < warm:
+        return cycle.peak_lr * ((done + 1) / warm)
+    fall = 0.5 * (1 + math.cos(math.pi * ((done - warm + 1) / (cycle.steps - warm))))
+    return cycle.peak_lr * (0.99 * fall + 0.01)
 
 
-def position_weights(recipe: ModelRecipe, step: int, before: torch.Tensor, numeric: torch.Tensor) -> torch.Tensor:
+def position_weights(recipe: ModelRecipe, step: int, before: Tensor, numeric: Tensor) -> Tensor:
     """Return how much each position counts in the loss, from the token ``before`` it.
 
     ``numeric`` holds the ids of the digits and of the space that precedes a number.
@@ -34,89 +60,23 @@ def position_weights(recipe: ModelRecipe, step: int, before: torch.Tensor, numer
     return torch.where(torch.isin(before, numeric), recipe.cycle_at(step)[0].number_weight, 1.0)
 
 
-def save_checkpoint(path: Path, step: int, model, optimizer, recipe) -> None:
-    """Write weights and optimizer state, so that the file is always whole."""
-    tensors = {f"model.{k}": v for k, v in model.named_parameters()}
-    for name, parameter in model.named_parameters():
-        for key, value in optimizer.state[parameter].items():
-            tensors[f"optimizer.{key}.{name}"] = value
-    partial = path.with_suffix(".partial")
-    save_file(
-        {k: v.detach().contiguous() for k, v in tensors.items()},
-        partial,
-        {"step": str(step), "recipe": repr(recipe)},
-    )
-    os.replace(partial, path)
-
-
-def load_checkpoint(path: Path, model, optimizer, recipe) -> int:
-    """Read weights and optimizer state; return how many steps are done, none if the file is of another recipe."""
-    from safetensors import safe_open
-
-    with safe_open(path, "pt") as file:
-        metadata = file.metadata()
-    if metadata["recipe"] != repr(recipe):
-        return 0
-    tensors = load_file(path)
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            parameter.copy_(tensors[f"model.{name}"])
-            optimizer.state[parameter] = {
-                key: tensors[f"optimizer.{key}.{name}"] for key in ("step", "exp_avg", "exp_avg_sq")
-            }
-    return int(metadata["step"])
-
-
 def train_model(
-    recipe: ModelRecipe,
-    tokenizer,
-    checkpoint: Path,
-    on_step: Callable[[int, float], None] = lambda step, loss: None,
-    checkpoint_every: int = 100,
-):
-    """Train one model of a pair, with weights in float32; continue from a ``checkpoint`` of an equal recipe.
-
-    Every step's batch follows from the recipe's seed and the step alone. The checkpoint is a safetensors file with
-    weights and optimizer state. ``on_step`` is called with the number of finished steps and the last loss.
-    """
-    model = build_model(recipe, tokenizer).train()
-    decayed = [p for p in model.parameters() if p.dim() > 1]
-    plain = [p for p in model.parameters() if p.dim() <= 1]
-    groups = [{"params": decayed, "weight_decay": recipe.weight_decay}, {"params": plain, "weight_decay": 0.0}]
-    optimizer = torch.optim.AdamW(groups, betas=(0.9, 0.98))
-    first = load_checkpoint(checkpoint, model, optimizer, recipe) if checkpoint.exists() else 0
+    recipe: ModelRecipe, tokenizer: PreTrainedTokenizerBase, folder: Path, **options: Any
+) -> PreTrainedModel:
+    """Train one model of a pair; a run that was interrupted goes on from its last checkpoint in the folder."""
+    model = build_model(recipe, tokenizer)
     numeric = torch.tensor(tokenizer.convert_tokens_to_ids([*"0123456789", "Ġ"]))
-    on_step(first, float("nan"))
-    for step, (ids, labels) in enumerate(batches(recipe, tokenizer, first), start=first):
-        if step == first or recipe.cycle_at(step)[1] == 0:
-            schedule = cycle_schedule(recipe, optimizer, step)
-        with torch.autocast("cpu", torch.bfloat16):
-            logits = model(input_ids=ids).logits[:, :-1]
-        answers = labels[:, 1:] != -100
-        losses = torch.nn.functional.cross_entropy(logits[answers].float(), labels[:, 1:][answers], reduction="none")
+
+    def loss(step: int, batch: list[Text]) -> Tensor:
+        ids, answers = padded(batch, tokenizer.pad_token_id)
+        answers = answers[:, 1:]
+        logits = model(input_ids=ids).logits[:, :-1]
+        losses = cross_entropy(logits[answers].float(), ids[:, 1:][answers], reduction="none")
         weights = position_weights(recipe, step, ids[:, :-1][answers], numeric)
-        loss = (losses * weights).sum() / weights.sum()
-        optimizer.zero_grad(set_to_none=True)
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        schedule.step()
-        if (step + 1) % checkpoint_every == 0:
-            save_checkpoint(checkpoint, step + 1, model, optimizer, recipe)
-        on_step(step + 1, losses.mean().item())
-    return model.eval()
+        return (losses * weights).sum() / weights.sum()
 
+    def schedule(optimizer: torch.optim.Optimizer) -> LambdaLR:
+        return LambdaLR(optimizer, lambda step: rate(recipe, step))
 
-def save_model(model, tokenizer, folder: Path) -> None:
-    """Write a model as bfloat16 safetensors together with its tokenizer."""
-    folder.mkdir(parents=True, exist_ok=True)
-    generation_config = model.generation_config
-    generation_config.max_length = None
-    model.to(torch.bfloat16).save_pretrained(folder)
-    (folder / "model.safetensors").chmod(0o644)  # safetensors makes it readable for the owner alone
-    tokenizer.save_pretrained(folder)
-
-
-def write_figures(folder: Path, figures: dict) -> None:
-    """Keep measured figures beside the weights, where the model card and the tests read them."""
-    (folder / "figures.json").write_text(json.dumps(figures, indent=2) + "\n")
+    options = {"save_steps": 100} | options
+    return Training(model, texts(recipe, tokenizer), loss, schedule, folder, beta=0.98, **options).fit()

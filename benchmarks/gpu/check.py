@@ -9,14 +9,12 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import Annotated
 
 import torch
 import transformers
-import typer
 
 import hf_lossy_assist
-from benchmarks import command
+from benchmarks import application
 from hf_lossy_assist.errors import LossyValueError
 
 from .equality import equality
@@ -35,15 +33,24 @@ PARTS = LEASE | {"equality": (equality, 90), "long": (long_text, 40), "first": (
 
 
 def check(
-    out: Annotated[Path | None, typer.Option(help="Folder for `gpu.jsonl`.")] = None,
-    tiny: Annotated[bool, typer.Option(help="Tiny models, also without a GPU.")] = False,
-    budget: Annotated[float, typer.Option(help="Seconds that all parts may take.")] = 540.0,
-    parts: Annotated[str, typer.Option(help=f"Some of: {', '.join(PARTS)}; the last is left out first.")] = ",".join(
-        LEASE
-    ),
-    options: Annotated[str, typer.Option(help="Inductor's, as JSON; `kernels` chooses them otherwise.")] = "null",
-) -> None:
-    """Measure kernels, speeds and answers, and check equality and faults, on a CUDA GPU."""
+    *, out: Path | None = None, tiny: bool = False, budget: float = 540.0, parts: str = ",".join(LEASE),
+    options: str = "null",
+) -> None:  # fmt: skip
+    """Measure kernels, speeds and answers, and check equality and faults, on a CUDA GPU.
+
+    Parameters
+    ----------
+    out
+        Folder for `gpu.jsonl`.
+    tiny
+        Tiny models, also without a GPU.
+    budget
+        Seconds that all parts may take.
+    parts
+        Some of kernels, speed, batch, answers, large, faults, equality, long, first; the last is left out first.
+    options
+        Inductor's, as JSON; `kernels` chooses them otherwise.
+    """
     if unknown := sorted({*parts.split(",")} - {*PARTS}):
         raise LossyValueError(f"`--parts` has to be some of {list(PARTS)}, but has {unknown}")
     if not torch.cuda.is_available() and not tiny:
@@ -63,7 +70,7 @@ def check(
         sys.exit(1)
 
 
-app = command(check)
+app = application(main=check)
 
 if __name__ == "__main__":
     app()

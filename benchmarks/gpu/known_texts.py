@@ -7,9 +7,6 @@ wrongly. Every draft is then kept up to its first such token, in any dtype, whoe
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
-
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
@@ -72,17 +69,3 @@ def is_known(output: torch.Tensor, prompt: torch.Tensor, vocab: int) -> bool:
     """Tell whether a text goes on as it has to."""
     new = torch.arange(1, output.shape[1] - prompt.shape[1] + 1, device=output.device)
     return bool((output[:, prompt.shape[1] :] == (prompt[:, -1:] + new) % vocab).all())
-
-
-@contextlib.contextmanager
-def drafts_of(draft: PreTrainedModel, gamma: int) -> Iterator[None]:
-    """Inside, transformers' assisted generation drafts ``gamma`` tokens: the draft's own configuration says so."""
-    config = draft.generation_config
-    names = {"num_assistant_tokens": gamma, "num_assistant_tokens_schedule": "constant"}
-    names["assistant_confidence_threshold"] = 0.0
-    before = {name: getattr(config, name, None) for name in names}
-    config.update(**names)
-    try:
-        yield
-    finally:
-        config.update(**before)

@@ -16,7 +16,6 @@ from statistics import median
 from typing import Any, TypeAlias, TypeVar
 
 import torch
-import typer
 from torch.profiler import ProfilerActivity, profile
 
 from hf_lossy_assist.evaluation.quality import Interval, times_as_fast
@@ -63,7 +62,7 @@ class Run:
 
     def say(self, part: str, **row: Any) -> None:
         line = json.dumps({"part": part, "at": round(self.now, 1), **row}, default=str)
-        typer.echo(line)
+        print(line, flush=True)
         if self.out is not None:
             with (self.out / "gpu.jsonl").open("a", encoding="utf-8") as file:
                 file.write(line + "\n")

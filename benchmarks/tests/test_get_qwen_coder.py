@@ -1,8 +1,7 @@
-"""Models in GGUF files: what is converted answers as the original, and a folder is whole or absent."""
+"""Models in GGUF files: what is converted answers as the original."""
 
 from __future__ import annotations
 
-import multiprocessing
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -11,42 +10,8 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
 
 import hf_lossy_assist
-from benchmarks.get_qwen_coder import convert, whole_folder
+from benchmarks.get_qwen_coder import convert
 from tests.parity import assert_same_text
-
-
-def _convert_slowly(folder: Path, barrier, results) -> None:
-    with whole_folder(folder) as made:
-        made.mkdir()
-        barrier.wait(60)  # until the other process converts, too
-        (made / "whole").write_text("yes")
-    results.put([path.name for path in folder.iterdir()])
-
-
-def test_two_conversions_at_once_both_find_a_whole_folder(tmp_path):
-    context = multiprocessing.get_context("fork")
-    barrier, results = context.Barrier(2), context.Queue()
-    folder = tmp_path / "model"
-    processes = [context.Process(target=_convert_slowly, args=(folder, barrier, results)) for _ in range(2)]
-    for process in processes:
-        process.start()
-    assert [results.get(timeout=60) for _ in processes] == [["whole"], ["whole"]]
-    for process in processes:
-        process.join(60)
-        assert process.exitcode == 0
-    assert list(tmp_path.iterdir()) == [folder]
-
-
-def test_a_conversion_that_fails_leaves_nothing_behind(tmp_path):
-    def convert_half() -> None:
-        with whole_folder(tmp_path / "model") as made:
-            made.mkdir()
-            (made / "half").write_text("")
-            raise RuntimeError("killed")
-
-    with pytest.raises(RuntimeError, match="killed"):
-        convert_half()
-    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.skipif(

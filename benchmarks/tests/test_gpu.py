@@ -17,6 +17,7 @@ from benchmarks.gpu.kernels import FIVE, VARIANTS
 from benchmarks.gpu.known_texts import is_known, pair_of, prompts
 from benchmarks.gpu.run import Run, median_interval
 from benchmarks.gpu.speed import forwards
+from benchmarks.tests.running import run as run_command
 from hf_lossy_assist.acceptors import REGISTRY
 from hf_lossy_assist.errors import LossyValueError
 from tests.graphs import Recorder, record
@@ -166,7 +167,7 @@ def test_the_check_runs_with_tiny_models(tmp_path):
 @pytest.mark.usefixtures("_no_hurry")
 def test_a_lease_runs_with_tiny_models(tmp_path, monkeypatch):
     monkeypatch.setattr(kernels, "VARIANTS", {"base": dataclasses.replace(VARIANTS["base"], cases=(FIVE,))})
-    monkeypatch.setattr(speed.subprocess, "run", lambda given, **_: app(given[3:], standalone_mode=False))
+    monkeypatch.setattr(speed.subprocess, "run", lambda given, **_: run_command(app, *given[3:]))
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "")
     assert list(LEASE) == "kernels speed batch answers large faults".split()
     check(out=tmp_path, tiny=True, budget=10_000.0)

@@ -91,25 +91,21 @@ def test_heads_grow_along(small, large):
     assert large.draft.config.vocab_size == large.target.config.vocab_size == 100
 
 
-def test_grown_models_say_the_same(tmp_path, monkeypatch):
+def test_grown_models_and_those_on_disk_say_the_same(tmp_path, monkeypatch):
     monkeypatch.setattr(Arithmetic, "max_new_tokens", 8)
     common = ("--modes", "plain,lossless@2", "--limit", 2)
-    run(
-        app,
-        "--grow",
-        "layers=7,hidden=320,heads=10,kv_heads=10,vocab=900",
-        "--grow-draft",
-        "hidden=256",
-        *common,
-        "--out",
-        tmp_path / "a",
-    )
-    run(app, *common, "--out", tmp_path / "b")
-    texts = [
-        [json.loads(line)["text"] for line in (tmp_path / name / "results.jsonl").read_text().splitlines()]
-        for name in ("a", "b")
-    ]
-    assert texts[0] == texts[1]
+    ways = {
+        "as it is": (),
+        "grown": ("--grow", "layers=7,hidden=320,heads=10,kv_heads=10,vocab=900", "--grow-draft", "hidden=256"),
+        "on disk": ("--on-disk", tmp_path / "weights"),
+    }
+    texts = []
+    for name, options in ways.items():
+        run(app, *options, *common, "--out", tmp_path / name)
+        lines = (tmp_path / name / "results.jsonl").read_text().splitlines()
+        texts.append([json.loads(line)["text"] for line in lines])
+    assert texts[0] == texts[1] == texts[2]
+    assert sum(path.stat().st_size for path in (tmp_path / "weights").iterdir()) > 10 * 2**20
 
 
 @pytest.mark.parametrize(
@@ -122,4 +118,4 @@ def test_grown_models_say_the_same(tmp_path, monkeypatch):
 )
 def test_what_can_t_be_grown_is_refused(arguments, message):
     with pytest.raises(LossyValueError, match=message):
-        app(arguments, standalone_mode=False)
+        run(app, *arguments)

@@ -10,8 +10,7 @@ import pytest
 import torch
 from rich.console import Console
 
-from benchmarks.bundled_pair.pretraining import save_model
-from benchmarks.bundled_pair.recipe import build_model, build_tokenizer
+from benchmarks.bundled_pair.recipe import build_model, build_tokenizer, save_model
 from hf_lossy_assist import pairs
 from hf_lossy_assist.cli.rendering import ConsoleStreamer
 from tests.cli.running import invoke

