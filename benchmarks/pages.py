@@ -64,15 +64,20 @@ def ratio(sums: np.ndarray) -> np.ndarray:
 
 
 def paired(own: Sequence[float], reference: Sequence[float]) -> Interval:
-    """Return the mean difference of scores, by the adjusted interval of Bonett and Price (2012).
+    """Return the mean difference of scores, with the paired t-test's interval.
+
+    Answers that are right or wrong have the adjusted interval of Bonett and Price (2012).
 
     Examples
     --------
-    >>> [round(x, 3) for x in paired([1, 1, 0.5, 1], [1, 0.5, 0.5, 1])]
-    [0.125, -0.614, 0.781]
+    >>> [round(x, 3) for x in paired([1, 1, 0, 1], [1, 0, 0, 1])]
+    [0.25, -0.624, 0.957]
+    >>> [round(x, 3) for x in paired([0.9, 0.8, 0.7], [0.8, 0.75, 0.7])]
+    [0.05, -0.074, 0.174]
     """
     apart = [a - b for a, b in zip(own, reference, strict=True)]
-    _, low, high = interval(np.array([(x, 1.0) for x in (1.0, -1.0, *apart)]), ratio)
+    unseen = (1.0, -1.0) if {*own, *reference} <= {0, 0.5, 1} else ()
+    _, low, high = interval(np.array([(x, 1.0) for x in (*unseen, *apart)]), ratio)
     return fmean(apart), max(-1.0, low), min(1.0, high)
 
 
@@ -161,6 +166,11 @@ class Answers:
         taken = np.array([(self.spent[mode][i], self.spent[self.reference][i]) for i in sorted(ids)])
         return interval(taken, ratio, log=True)
 
+    def price(self, mode: str) -> Interval:
+        """Return the rounds for a right answer, beside the reference's, whose drafts are as long."""
+        counts = self.of_both(mode, self.reference, ("rounds", "score"))
+        return interval(counts, lambda s: s[:, 0] * s[:, 3] / (s[:, 1] * s[:, 2]), log=True)
+
     def faster(self, mode: str, other: str, what: str) -> Interval:
         """Return the ratio of tokens per ``what``; texts that are timed together count as one."""
         counts = self.of_both(mode, other, ("tokens", what))
@@ -243,7 +253,7 @@ def quality(configuration: str, run: str | None = None) -> str:
 
 _GREEDY = ("min_p", "regret", "typical")
 _FIRST = {  # by texts: the configuration, and the rules
-    "GSM8K, greedily": ("gsm8k", _GREEDY),
+    "GSM8K, greedily": ("gsm8k", (*_GREEDY, "judge:threshold=0.263591")),
     "HumanEval, greedily": ("humaneval", _GREEDY),
     "GSM8K, sampled": ("gsm8k-drawn", ("cactus:delta=0.1",)),
     "GSM8K, another run": ("gsm8k-proof", ("judge@5:threshold=0.192",)),
@@ -251,7 +261,7 @@ _FIRST = {  # by texts: the configuration, and the rules
 
 
 def first_page() -> str:
-    """Return README's table: what rules cost and gain with drafts of five tokens. Bold is what Holm's test shows."""
+    """Return what rules cost and gain with drafts of five tokens. Bold is what Holm's test shows."""
     found = []
     for name, (configuration, rules) in _FIRST.items():
         answers = Answers.of(configuration)
@@ -259,15 +269,61 @@ def first_page() -> str:
             apart = [a["score"] - b["score"] for a, b in answers.pairs(rule)]
             won, lost, n = sum(x > 0 for x in apart), sum(x < 0 for x in apart), len(apart)
             first = f"{name}, {n} problems" if rule == rules[0] else ""
-            time = answers.time(rule, (a["id"] for a, _ in answers.pairs(rule)))
+            time, price = answers.time(rule, (a["id"] for a, _ in answers.pairs(rule))), answers.price(rule)
             p = float(binomtest(won, won + lost).pvalue) if won + lost else 1.0
-            found.append((first, rule, answers.points(rule), 100 * lost / n, 100 * won / n, time, p, p_of(time, n)))
-    shown = zip(*(holm(ps) for ps in list(zip(*found, strict=True))[-2:]), strict=True)
+            found.append((first, rule, answers.points(rule), time, price, p, p_of(time, n), p_of(price, n)))
+    tests = list(zip(*(holm(ps) for ps in list(zip(*found, strict=True))[-3:]), strict=True))
     lines = []
-    for (first, rule, gain, lost, won, time, *_), ps in zip(found, shown, strict=True):
-        cells = (f"**{x}**" if p < 0.05 else x for x, p in zip((signed(gain), times(time)), ps, strict=True))
-        lines.append((first, f"`{rule}`", next(cells), f"{lost:.1f} / {won:.1f}", next(cells)))
-    return markdown(("texts", "rule", "points", "lost / won", "time of an answer, ×"), lines)
+    for (first, rule, gain, *multiples, _, _, _), ps in zip(found, tests, strict=True):
+        cells = (signed(gain), *map(times, multiples))
+        lines.append((first, f"`{rule}`", *(f"**{x}**" if p < 0.05 else x for x, p in zip(cells, ps, strict=True))))
+    return markdown(("texts", "rule", "points", "time of an answer, ×", "time of a right answer, ×"), lines)
+
+
+_LONG = ("min_p@16", "regret@16", "topk@16", "typical@16", "everything@16")
+
+
+def long_drafts() -> Answers:
+    """Return the answers of rules with drafts of 16 tokens, beside ``lossless`` with as many."""
+    run = Answers.of("humaneval-long")
+    modes = {mode: run.modes[mode] for mode in ("lossless@16", *_LONG)}
+    return Answers(
+        modes, run.plan, "lossless@16", {x: {i: a["rounds"] for i, a in modes[x].items()} for x in modes}, None
+    )
+
+
+def as_long() -> str:
+    answers, lines = long_drafts(), []
+    for mode in _LONG:
+        time, price = answers.time(mode, answers.modes[mode]), answers.price(mode)
+        lines.append((said(mode), len(answers.modes[mode]), signed(answers.points(mode)), times(time), times(price)))
+    return markdown(("rule", "n", "points", "time of an answer, ×", "time of a right answer, ×"), lines)
+
+
+def draw_rules(path: Path) -> None:
+    """Draw the points of each rule over its time of an answer, both beside ``lossless`` with drafts as long."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(9, 5), layout="constrained")
+    axes = figure.add_subplot()
+    axes.axhline(0, color="0.85", linewidth=1)
+    axes.axvline(1, color="0.85", linewidth=1)
+    axes.annotate("lossless", (1, 0), (4, 4), textcoords="offset points", color="0.4", fontsize=8)
+    runs = {name: (Answers.of(configuration), rules) for name, (configuration, rules) in _FIRST.items()}
+    for name, (answers, rules) in (runs | {"HumanEval, 16 drafted tokens": (long_drafts(), _LONG)}).items():
+        values = [
+            (answers.time(rule, (a["id"] for a, _ in answers.pairs(rule))), answers.points(rule)) for rule in rules
+        ]
+        (x, *across), (y, *up) = (np.array(value).T for value in zip(*values, strict=True))
+        bars = {"xerr": np.abs(np.array(across) - x), "yerr": np.abs(np.array(up) - y)}
+        axes.errorbar(
+            x, y, **bars, fmt="o", markersize=5, elinewidth=0.5, label=f"{name}, {len(answers.pairs(rules[0]))}"
+        )
+        for rule, *place in zip(rules, x, y, strict=True):
+            axes.annotate(re.split("[@:]", rule)[0], place, (4, 4), textcoords="offset points", fontsize=8)
+    axes.set(xlabel="time of an answer, lossless = 1 (less is faster)", ylabel="points beside lossless (less is worse)")
+    axes.legend(fontsize="small", loc="lower right")
+    figure.savefig(path, dpi=100)
 
 
 def p_of(value: Interval, n: int) -> float:
@@ -376,6 +432,26 @@ def alone() -> str:
     return markdown(("batch", "mode", "n", "points", "tokens a second", "× the target alone"), lines)
 
 
+def speeds() -> str:
+    """Return README's table: tokens a second of the target alone, of transformers and of this package."""
+    lines = []
+    for batch, name in ((1, "a CPU, one text"), (10, "a CPU, ten texts at once")):
+        answers, cells = Answers.of("alone", f"batch-{batch}"), [name]
+        for start in ("plain", "stock", "lossless"):
+            mode = next((x for x in answers.modes if x.startswith(start)), None)
+            if mode is None:
+                cells.append("takes one text")
+                continue
+            own = answers.modes[mode].values()
+            rate = f"{sum(x['tokens'] for x in own) / sum(x['seconds'] for x in own):.1f}"
+            beside = "" if start == "plain" else f", {times(answers.faster(mode, 'plain', 'seconds'))} ×"
+            cells.append(rate + beside)
+        lines.append(cells)
+    cases = ("plain, static and compiled", "transformers, static and compiled", "lossless, compiled")
+    lines.append(("an H200, one text, compiled", *(gpu_rates(x, not x.startswith("transformers"), 4) for x in cases)))
+    return markdown(("tokens a second", "target alone", _STOCK, "`lossless` of this package"), lines)
+
+
 _ENGINES = {
     "lossless": "`generate()`, `lossless`",
     "stock": _STOCK,
@@ -451,20 +527,19 @@ _GPU = (  # the mode's name, the case, and whether its speed is that after the p
 _ALSO = {"plain": "plain, dynamic"}  # the name of a case in the first run
 
 
+def gpu_rates(case: str, later: bool, gamma: int) -> str:
+    """Return the tokens per second of a case on an H200, each of one call: after the prompt, or with it."""
+    own = [
+        x["tokens_per_s_later" if later else "tokens_per_s"]
+        for x in rows("gpu")
+        if x["part"] == "speed" and _ALSO.get(x["case"], x["case"]) == case
+        and (x["gamma"] or 4) == gamma and (x["alpha"] or 0.8) == 0.8
+    ]  # fmt: skip
+    return ", ".join(f"{math.floor(x + 0.5)}" for x in own if x is not None)
+
+
 def gpu() -> str:
-    """Return tokens per second on an H200, each of one call, by γ."""
-    lines = []
-    for name, case, later in _GPU:
-        cells = []
-        for gamma in (4, 8, 16):
-            own = [
-                x["tokens_per_s_later" if later else "tokens_per_s"]
-                for x in rows("gpu")
-                if x["part"] == "speed" and _ALSO.get(x["case"], x["case"]) == case
-                and (x["gamma"] or 4) == gamma and (x["alpha"] or 0.8) == 0.8
-            ]  # fmt: skip
-            cells.append(", ".join(f"{math.floor(x + 0.5)}" for x in own if x is not None))
-        lines.append((name, *cells))
+    lines = [(name, *(gpu_rates(case, later, gamma) for gamma in (4, 8, 16))) for name, case, later in _GPU]
     return markdown(("", "γ = 4", "γ = 8", "γ = 16"), lines)
 
 
@@ -602,12 +677,12 @@ def draw_price(path: Path) -> None:
 
 
 TABLES: Mapping[str, Mapping[str, Callable[[], str]]] = {
-    "README.md": {"first page": first_page},
+    "README.md": {"speeds": speeds},
     "docs/results.md": {"bundled pair": bundled_pair},
     "docs/results/which-rule.md": {"first page": first_page},
     "docs/results/chat.md": {"chat": lambda: quality("chat")},
     "docs/results/drawn.md": {"drawn": lambda: quality("drawn-blocks")},
-    "docs/results/longer-drafts.md": {"longer drafts": lambda: quality("humaneval-long")},
+    "docs/results/longer-drafts.md": {"longer drafts": as_long},
     "docs/results/judge.md": {"judge": lambda: quality("gsm8k-proof")},
     "docs/results/price.md": {"price": price},
     "docs/results/limits.md": {"refusals": refusals},
@@ -655,12 +730,13 @@ def main(*configurations: str, write: bool = False) -> None:
     configurations
         Print the quality tables of these runs, NAME or NAME/RUN.
     write
-        Write the tables into the pages, and draw the plot.
+        Write the tables into the pages, and draw the plots.
     """
     if write:
         for path, text in made().items():
             path.write_text(text, encoding="utf-8")
         draw_price(ROOT / "docs" / "results" / "price.png")
+        draw_rules(ROOT / "docs" / "results" / "rules.png")
     for each in configurations:
         name, _, run = each.partition("/")
         print(quality(name, run or None) + "\n")
