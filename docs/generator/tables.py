@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import re
 from pathlib import Path
 
 from hf_lossy_assist.acceptors import REGISTRY, Acceptor, GreedyRule, Setting, settings_of
@@ -69,7 +70,7 @@ def _cells(rule: type[Acceptor]) -> tuple[str, ...]:
     elsewhere = {"sampling": "; greedily always", "greedy": "; always when sampling"}.get(rule.relaxes, "")
     return (
         f"[`{rule.name}`](#{rule.name})" if rule.formula is not None else f"`{rule.name}`",
-        rule.paper,
+        re.sub(r"arXiv:([\d.]+)", r"[\g<0>](https://arxiv.org/abs/\1)", rule.paper),
         f"[{file.name}](../{file.as_posix()})",
         ", ".join(map(_setting, settings_of(rule))) or "–",
         ", ".join(reads_of(rule)) or "–",

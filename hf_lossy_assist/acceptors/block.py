@@ -27,7 +27,7 @@ class BlockLossless(Acceptor):
     stays: Tensor  # (B, n) pᵢ
 
     name = "lossless"
-    paper = "Sun et al. 2024, algorithm 2"
+    paper = "Sun et al. 2024 (arXiv:2403.10444), algorithm 2"
     lossless_when_sampling = True
 
     @classmethod

@@ -58,7 +58,7 @@ class DropMatch(Acceptor):
     candidates: int | None = setting(1024, 1, integer=True, unset="all tokens")
 
     name = "dropmatch"
-    paper = "DropMatch: Training-free Dropout Sampling for Semantic Token Acceptance, section 3"
+    paper = "Lee et al. 2026 (DropMatch, arXiv:2603.03333), section 3"
     formula = Formula(
         "Run the LM head K times with dropout on its input; keep x if it fits the spread of the answers. "
         "P₁, …, P_K are their distributions, P̄ is the distribution of their mean logits, and yₖ is drawn "

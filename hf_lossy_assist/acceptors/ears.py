@@ -30,7 +30,7 @@ class Ears(Acceptor):
     beta: float = setting(0.1, 0, 1)
 
     name = "ears"
-    paper = "Sun et al., EARS: Efficient Adaptive Rejection Sampling, section 3.2"
+    paper = "Sun et al. 2025 (EARS, arXiv:2512.13194), section 3.2"
     formula = Formula(
         "Lower the random threshold where the target is unsure. Greedy decoding is lossless.",
         r"\frac{p(x)}{q(x)} \ge \max\left(u - \beta\,(1 - \max p),\, 0\right)",

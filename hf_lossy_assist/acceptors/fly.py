@@ -50,7 +50,7 @@ class Fly(Acceptor):
     k: int = setting(15, 2, integer=True)
 
     name = "fly"
-    paper = "Li et al. 2025 (FLy: Training-Free Loosely Speculative Decoding), section 3"
+    paper = "Li et al. 2025 (FLy, arXiv:2511.22972), section 3"
     formula = Formula(
         "Keep a mismatch if the target is unsure there and agrees with the draft afterwards. W is the "
         "window, mismatch included.",

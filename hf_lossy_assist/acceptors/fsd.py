@@ -43,7 +43,7 @@ class Fsd(GreedyRule):
     strict_above: float = setting(1.0, 0, 1)
 
     name = "fsd"
-    paper = "Holsman et al. 2025 (Fuzzy Speculative Decoding), section 3"
+    paper = "Holsman et al. 2025 (Fuzzy Speculative Decoding, arXiv:2502.20704), section 3"
     formula = Formula(
         "Keep x, whichever token it is, if the two distributions are close at its position.",
         r"D(p \,\|\, q) \le T, \qquad D \in \{\mathrm{JS}, \mathrm{KL}, \mathrm{TV}\}",

@@ -48,7 +48,7 @@ class Judge(HeadRule):
     recall: float | None = setting(None, 0, 1, instead_of="threshold")
 
     name = "judge"
-    paper = "Garipov et al. 2025 (AutoJudge), section 3"
+    paper = "Garipov et al. 2025 (AutoJudge, arXiv:2504.20039), section 3"
     formula = Formula(
         "A trained head reads the hidden state and says how likely a mismatch is to change the answer.",
         r"\text{the base rule keeps } x, \text{ or } \sigma(w \cdot h + b) < \tau",

@@ -32,7 +32,7 @@ class Lenience(Acceptor):
     factor: float = setting(0.5, torch.finfo(torch.float32).eps, 1)
 
     name = "lenience"
-    paper = "Leviathan et al. 2023, appendix A.5"
+    paper = "Leviathan et al. 2023 (arXiv:2211.17192), appendix A.5"
     formula = Formula(
         "Divide the lossless threshold by ℓ, so that no token comes out with more than 1/ℓ times its probability.",
         r"u \le \frac{p(x)}{\ell\, q(x)}; \qquad \text{greedy: } p(x) \ge \ell\,\max p",

@@ -41,7 +41,10 @@ class Lossless(Acceptor):
     verification: str = setting("token", choices=("token", "block"))
 
     name = "lossless"
-    paper = "Leviathan et al. 2023, section 2.3; Chen et al. 2023; block: Sun et al. 2024"
+    paper = (
+        "Leviathan et al. 2023 (arXiv:2211.17192), section 2.3; Chen et al. 2023 (arXiv:2302.01318); "
+        "block: Sun et al. 2024 (arXiv:2403.10444)"
+    )
     formula = Formula(
         "The rule of speculative sampling: the output has the target's distribution.",
         r"u \le \frac{p(x)}{q(x)}; \qquad \text{greedy: } x = " + BEST + r"; \qquad "

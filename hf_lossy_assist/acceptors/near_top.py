@@ -34,7 +34,7 @@ class NearTop(Acceptor):
     alpha: float = setting(0.2, 0, 1)
 
     name = "near_top"
-    paper = "Narasimhan et al. 2025 (Faster Cascades via Speculative Decoding), section 4"
+    paper = "Narasimhan et al. 2025 (Faster Cascades via Speculative Decoding, arXiv:2405.19261), section 4"
     formula = Formula(
         "Keep x if it is nearly as probable as the best token, or if `lossless` keeps it.",
         r"p(x) \ge (1 - \alpha)\,\max p \ \text{ or } u \le \frac{p(x)}{q(x)}",

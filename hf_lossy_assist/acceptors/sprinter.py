@@ -42,7 +42,7 @@ class Sprinter(HeadRule):
     max_draft: int = setting(64, 1, integer=True)
 
     name = "sprinter"
-    paper = "SPRINTER, section 3, algorithm 2"
+    paper = "Zhong et al. 2025 (SPRINTER, arXiv:2502.04557), section 3, algorithm 2"
     formula = Formula(
         "A trained head reads the draft's state. While it finds tokens acceptable, they are committed "
         "without asking the target.",

@@ -41,7 +41,7 @@ class TopK(GreedyRule):
     tolerance: float = setting(float("inf"), 0)
 
     name = "topk"
-    paper = "Garipov et al. 2025 (AutoJudge), section 4; speculators' `verifier_accept_k`"
+    paper = "Garipov et al. 2025 (AutoJudge, arXiv:2504.20039), section 4; speculators' `verifier_accept_k`"
     formula = Formula(
         "Keep x if it is among the target's k likeliest tokens, and not too far below the best one.",
         r"\left|\{v : p(v) > p(x)\}\right| < k \ \text{ and } \log p(x) \ge \log \max p - \text{tolerance}",

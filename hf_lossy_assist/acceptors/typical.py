@@ -34,7 +34,7 @@ class Typical(GreedyRule):
     delta: float = setting(0.3, 0)
 
     name = "typical"
-    paper = "Cai et al. 2024 (Medusa), section 2.3.1"
+    paper = "Cai et al. 2024 (Medusa, arXiv:2401.10774), section 2.3.1"
     formula = Formula(
         "Keep x if the target gives it enough probability; where the target is unsure, less is enough.",
         r"p(x) > \min\left(\varepsilon,\ \delta\, e^{-H(p)}\right)",
