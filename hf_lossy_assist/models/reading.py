@@ -10,7 +10,9 @@ writing.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, TypeVar
 
 import torch
@@ -47,6 +49,12 @@ class CachedText:
         return common_prefix(self.tokens, tuple(tokens))
 
 
+Known = tuple[CachedText, int]
+"""A text that was read, and how many of its first tokens count."""
+
+NOTHING: Known = (CachedText(), 0)
+
+
 def check_readable(model: PreTrainedModel) -> None:
     """Refuse a model whose cache can't be cut back to a prefix."""
     refusal = obstacle_in_cache(model, new_cache(model))
@@ -72,38 +80,73 @@ def forward(model: PreTrainedModel, ids: Tensor, mask: Tensor, cache: DynamicCac
 
 @dataclass(frozen=True, eq=False)
 class Reading:
-    """The logits ``(B, k, V)`` of the last k tokens of texts that were read in one forward, and their caches."""
+    """What a model says along the last k tokens of texts that it has read in one forward.
+
+    Attributes
+    ----------
+    logits
+        ``(B, k, V)``.
+    states
+        ``(B, k, d)`` inputs of the LM head; None if they were not asked for.
+    cache, texts
+        The model's cache after all tokens of the texts, which are its rows.
+    """
 
     logits: Tensor
-    memories: list[CachedText]
+    states: Tensor | None
+    cache: DynamicCache
+    texts: Sequence[Sequence[int]]
+
+    @cached_property
+    def memories(self) -> list[CachedText]:
+        return [cached_text(self.cache, row, text) for row, text in enumerate(self.texts)]
 
 
 @torch.inference_mode()
-def read(
-    model: PreTrainedModel, texts: Sequence[Sequence[int]], known: Sequence[tuple[CachedText, int]], **kwargs: Any
+def read_text(
+    model: PreTrainedModel,
+    texts: Sequence[Sequence[int]],
+    known: Sequence[Known] | None = None,
+    *,
+    last: int | None = None,
+    states: bool = False,
 ) -> Reading:
-    """Read several texts in one forward, apart from their known prefixes.
+    """Read several texts in one forward, apart from their ``known`` prefixes.
 
-    ``known`` has a cached text for every text, and the number of its first tokens to reuse. All texts are read from
-    equally far before their ends, so parts of known prefixes may be read again.
+    All texts are read from equally far before their ends, so parts of known prefixes may be read again. Logits, and
+    ``states`` if they are asked for, are those of the ``last`` tokens, by default of all that are read.
     """
+    known = [NOTHING] * len(texts) if known is None else known
     k = max(len(text) - n for text, (_, n) in zip(texts, known, strict=True))
     past = [max(len(text) - k, 0) for text in texts]
-    width = max(past)
-    cache = new_cache(model)
-    _fill(cache, [memory.layers for memory, _ in known], past, width)
+    width, last = max(past), k if last is None else last
+    cache = filled(model, [(memory, n) for (memory, _), n in zip(known, past, strict=True)])
     ids = torch.zeros((len(texts), k), dtype=torch.long)
     mask = torch.zeros((len(texts), width + k), dtype=torch.long)
     for row, (text, n) in enumerate(zip(texts, past, strict=True)):
         ids[row, k - len(text) + n :] = torch.tensor(text[n:], dtype=torch.long)
         mask[row, width + k - len(text) :] = 1
-    logits = forward(model, ids.to(device_of(model)), mask.to(device_of(model)), cache, **kwargs).logits
-    memories = []
-    for row, text in enumerate(texts):
-        first = width + k - len(text)
-        held = ((layer.keys[row, :, first:].clone(), layer.values[row, :, first:].clone()) for layer in cache.layers)
-        memories.append(CachedText(tuple(text), tuple(held)))
-    return Reading(logits, memories)
+    hook = lm_head_hook(model, Randomness()) if states else None
+    device = device_of(model)
+    with hook.over(last - 1) if states else nullcontext():
+        logits = forward(model, ids.to(device), mask.to(device), cache, **_last_logits(model, last)).logits[:, -last:]
+    if states:
+        hook.split(logits, last - 1)  # refuses a model that does not call its head as a module
+    return Reading(logits, hook.hidden if states else None, cache, texts)
+
+
+def remembered(
+    model: PreTrainedModel, texts: Sequence[Sequence[int]], known: Sequence[Known] | None = None
+) -> list[CachedText]:
+    """Return what a model remembers of texts, read in forwards of up to :data:`TOGETHER` tokens."""
+    known = [NOTHING] * len(texts) if known is None else known
+    found = [memory for memory, _ in known]
+    unread = [row for row, (text, (_, n)) in enumerate(zip(texts, known, strict=True)) if len(text) > n]
+    for group in grouped(unread, lambda row: len(texts[row]) - known[row][1], TOGETHER):
+        reading = read_text(model, [texts[row] for row in group], [known[row] for row in group], last=1)
+        for row, memory in zip(group, reading.memories, strict=True):
+            found[row] = memory
+    return found
 
 
 def grouped(jobs: Iterable[Job], length: Callable[[Job], int], most: int) -> Iterator[list[Job]]:
@@ -121,21 +164,25 @@ def grouped(jobs: Iterable[Job], length: Callable[[Job], int], most: int) -> Ite
         yield group
 
 
-def _fill(cache: DynamicCache, layers: Sequence[Layers], past: Sequence[int], width: int) -> None:
-    """Fill an empty cache with the first ``past`` tokens of every row, aligned on the right."""
-    if width == 0:
-        return
-    some = next(row for row in layers if row)  # stands in for rows without any past
+def filled(model: PreTrainedModel, known: Sequence[Known]) -> DynamicCache:
+    """Return a cache whose rows hold the known tokens, aligned on the right."""
+    cache, width = new_cache(model), max(n for _, n in known)
+    some = next((memory.layers for memory, n in known if n), ())  # stands in for rows without any past
     for i in range(len(some)):
-        rows = [(row or some)[i] for row in layers]
-        aligned = (
-            torch.stack([pad(row[kind][:, :n], (0, 0, width - n, 0)) for row, n in zip(rows, past, strict=True)])
-            for kind in (0, 1)
-        )
+        rows = [((memory.layers or some)[i], n) for memory, n in known]
+        aligned = (torch.stack([pad(row[kind][:, :n], (0, 0, width - n, 0)) for row, n in rows]) for kind in (0, 1))
         cache.update(*aligned, i)
+    return cache
 
 
-def only_last_logits(model: PreTrainedModel, count: int = 1) -> dict[str, int]:
+def cached_text(cache: DynamicCache, row: int, tokens: Sequence[int]) -> CachedText:
+    """Return a row's text with a copy of its part of a cache, which it ends."""
+    first = cache.get_seq_length() - len(tokens)
+    held = ((layer.keys[row, :, first:].clone(), layer.values[row, :, first:].clone()) for layer in cache.layers)
+    return CachedText(tuple(tokens), tuple(held))
+
+
+def _last_logits(model: PreTrainedModel, count: int) -> dict[str, int]:
     """Return the argument of ``forward`` that runs the LM head on the last positions only, if the model has one."""
     return {"logits_to_keep": count} if forward_accepts(model, "logits_to_keep") else {}
 
@@ -150,71 +197,28 @@ def logits_along(model: PreTrainedModel, ids: Tensor, start: int) -> Iterator[Te
 
     They are float32 on the CPU. A text that does not end with a chunk's last token has a shorter one.
     """
-    cache, own = new_cache(model), ids.to(model.device)
+    cache, own, read = new_cache(model), ids.to(model.device), 0
     mask = torch.ones_like(own)
-    if start > 1:
-        forward(model, own[:, : start - 1], mask[:, : start - 1], cache, **only_last_logits(model))
     for first in range(start, ids.shape[1], CHUNK):
         end = min(first + CHUNK, ids.shape[1])
-        yield forward(model, own[:, first - 1 : end - 1], mask[:, : end - 1], cache).logits.float().cpu()
-
-
-def read_prompts(model: PreTrainedModel, prompts: Iterable[tuple[int, ...]]) -> dict[tuple[int, ...], CachedText]:
-    """Read every prompt once, but for its last token."""
-    memories = dict.fromkeys(prompts, CachedText())
-    for group in grouped([prompt for prompt in memories if len(prompt) > 1], len, TOGETHER):
-        unread = [(CachedText(), 0)] * len(group)
-        reading = read(model, [prompt[:-1] for prompt in group], unread, **only_last_logits(model))
-        memories |= zip(group, reading.memories, strict=True)
-    return memories
+        count = end - first
+        said = forward(model, own[:, read : end - 1], mask[:, : end - 1], cache, **_last_logits(model, count)).logits
+        yield said[:, -count:].float().cpu()
+        read = end - 1
 
 
 # Variants of a text that are read in one forward.
 _VARIANTS = 16
 
 
-@dataclass(frozen=True, eq=False)
-class ReadText:
-    """A text read in one forward: the LM head's inputs ``(n, d)`` and logits ``(n, V)``, and the cache."""
-
-    states: Tensor
-    logits: Tensor
-    memory: CachedText
-
-
-def read_text(
-    model: PreTrainedModel,
-    tokens: Sequence[int],
-    known: tuple[CachedText, int] = (CachedText(), 0),
-    count: int | None = None,
-) -> ReadText:
-    """Read a text in one forward, apart from its ``known`` tokens, the first ones of another.
-
-    States and logits are those of the last ``count`` tokens, by default of all that are read.
-    """
-    reading, states = _read_states(model, [tokens], [known], count or len(tokens) - known[1])
-    return ReadText(states[0], reading.logits[0], reading.memories[0])
-
-
-def variant_states(model: PreTrainedModel, text: ReadText, variants: Sequence[tuple[int, int]]) -> Tensor:
-    """Return the states ``(N, d)`` after tokens that replace the text's.
+def variant_states(model: PreTrainedModel, text: CachedText, variants: Sequence[tuple[int, int]]) -> list[Tensor]:
+    """Return the states ``(d,)`` after tokens that replace the text's.
 
     Each of ``variants`` is an index and the token to read there, after the text before it.
     """
-    states = []
+    found: list[Tensor] = []
     for start in range(0, len(variants), _VARIANTS):
         batch = variants[start : start + _VARIANTS]
-        texts = [(*text.memory.tokens[:index], token) for index, token in batch]
-        states.append(_read_states(model, texts, [(text.memory, index) for index, _ in batch], 1)[1][:, -1])
-    return torch.cat(states) if states else text.states[:0]
-
-
-@torch.inference_mode()
-def _read_states(
-    model: PreTrainedModel, texts: Sequence[Sequence[int]], known: Sequence[tuple[CachedText, int]], k: int
-) -> tuple[Reading, Tensor]:
-    hook = lm_head_hook(model, Randomness())
-    with hook.over(k - 1):
-        reading = read(model, texts, known, **only_last_logits(model, k))
-    hook.split(reading.logits, k - 1)  # refuses a model that does not call its head as a module
-    return reading, hook.hidden
+        texts, known = [(*text.tokens[:index], token) for index, token in batch], [(text, index) for index, _ in batch]
+        found += read_text(model, texts, known, last=1, states=True).states[:, -1]
+    return found

@@ -16,7 +16,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from ..errors import LossyValueError
-from ..models.reading import CachedText, grouped, only_last_logits, read
+from ..models.reading import CachedText, grouped, read_text
 
 Ids = tuple[int, ...]
 """The ids of a text's tokens."""
@@ -157,7 +157,7 @@ class DraftArgmax:
     def _guess(self, batch: Sequence[DraftQuery]) -> Iterator[tuple[int, Ids]]:
         texts, known = [(*one.prompt, *one.response[:-1]) for one in batch], [self._known(one) for one in batch]
         most = max(len(one.response) - one.start for one in batch)
-        reading = read(self.model, texts, known, **only_last_logits(self.model, most))
+        reading = read_text(self.model, texts, known, last=most)
         for row, (one, text, memory) in enumerate(zip(batch, texts, reading.memories, strict=True)):
             self._memories[one.slot] = memory
             self._first = self._first if self._first.tokens else memory

@@ -8,12 +8,13 @@ from functools import partial
 from typing import Annotated
 
 import numpy as np
+import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from ..errors import LossyValueError
 from ..models.quantised import quantize_draft
-from ..models.reading import CachedText, read_prompts, read_text, variant_states
+from ..models.reading import CachedText, read_text, remembered, variant_states
 from ..values import ONE_OR_MORE, POSITIVE, Rule, or_none
 from .label_folder import FAILED, MINED, SKIPPED
 from .labelling import Labelling, Labels, PromptResult
@@ -68,7 +69,7 @@ class JudgeLabels(Labels):
             author = labelling.pair.target
             if self.writer_dtype is not None:
                 author = quantize_draft(author, self.writer_dtype)
-            writer = LocalWriter(author, slots, labelling.limits, labelling.choice)
+            writer = LocalWriter(author, labelling.limits, labelling.choice)
         decode = partial(tokenizer.decode, skip_special_tokens=True)
         guesses, chosen = labelling.guesses(), Chosen(self.mismatches, labelling.seed)
         searches = Searches(writer, guesses, task, decode, slots, chosen)
@@ -115,7 +116,7 @@ class JudgeMiner:
             columns[name] = np.array([-1 if value is None else value for value in values], dtype=kind)
         for role, model in self.models.items():
             if role not in self._read:
-                self._read[role] = read_prompts(model, [prompt.tokens])[prompt.tokens]
+                (self._read[role],) = remembered(model, [prompt.tokens[:-1]])
             states = mismatch_states(model, prompt.tokens, response, mismatches, self._read[role])
             for position, values in states.items():
                 columns[f"{role}_{position}"] = values.float().cpu().numpy()
@@ -136,9 +137,11 @@ def mismatch_states(
     """
     shared = min(known.common(prompt), len(prompt) - 1)
     first, end = len(prompt) - 1, max((one.index + 1 for one in mismatches), default=0)  # no state after it is wanted
-    text = read_text(model, (*prompt, *response[:end]), (known, shared), end + 1)
+    reading = read_text(model, [(*prompt, *response[:end])], [(known, shared)], last=end + 1, states=True)
+    (text,), (states,) = reading.memories, reading.states
     drafted = [(len(prompt) + one.index, one.draft_token) for one in mismatches]
-    after = text.states[[place - first for place, _ in drafted]]
-    others = [i for i, (place, token) in enumerate(drafted) if text.memory.tokens[place] != token]
-    after[others] = variant_states(model, text, [drafted[i] for i in others])
-    return {"previous": text.states[[place - 1 - first for place, _ in drafted]], "draft": after}
+    others = [i for i, (place, token) in enumerate(drafted) if text.tokens[place] != token]
+    after = [states[place - first] for place, _ in drafted]
+    for i, state in zip(others, variant_states(model, text, [drafted[i] for i in others]), strict=True):
+        after[i] = state
+    return {"previous": states[[place - 1 - first for place, _ in drafted]], "draft": torch.stack(after)}

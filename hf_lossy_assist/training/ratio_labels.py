@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from ..models.reading import CachedText, read_prompts, read_text, variant_states
+from ..models.reading import CachedText, read_text, remembered, variant_states
 from ..values import ONE_OR_MORE, POSITIVE
 from .choice import Choice, GumbelMax, Ids
 from .label_folder import MINED, SKIPPED
@@ -64,7 +64,7 @@ def write_all(
 ) -> list[Ids]:
     """Write all continuations together, and return the tokens of each, with its EOS.
 
-    ``known`` has what each model remembers of every prompt (:func:`..models.reading.read_prompts`).
+    ``known`` has what each model remembers of every prompt but for its last token.
     """
     ids = [list(continuation.prompt) for continuation in continuations]
     contexts = [choice.context(continuation.key) for continuation in continuations]
@@ -73,7 +73,7 @@ def write_all(
     for role, model in models.items():
         # The first step reads the last token.
         texts = {i: one.prompt for i, one in enumerate(continuations) if role in one.authors}
-        rows[role] = RowBatch(model, len(texts))
+        rows[role] = RowBatch(model)
         for i, prompt in texts.items():
             rows[role].put(i, known[role][prompt], len(prompt) - 1)
     unfinished = list(range(len(continuations)))
@@ -85,7 +85,7 @@ def write_all(
             reading = [i for i in unfinished if role in continuations[i].authors]
             if not reading:
                 continue
-            logits = batch.step({i: ids[i][-1] for i in reading}, len(reading))
+            logits = batch.step({i: ids[i][-1] for i in reading})
             written = [row for row, i in enumerate(reading) if turns[i][t] == role]
             if written:
                 chosen = choice.choose(logits[written].float(), [contexts[reading[row]] for row in written])
@@ -131,7 +131,11 @@ class RatioMiner:
                 Continuation(x.tokens, by, salt) for x in batch for salt, by in enumerate(written.values())
             ]
             models = {"target": self.target, "draft": self.draft}
-            known = {role: read_prompts(model, [x.tokens for x in batch]) for role, model in models.items()}
+            unique = list(dict.fromkeys(x.tokens for x in batch))
+            known = {
+                role: dict(zip(unique, remembered(model, [tokens[:-1] for tokens in unique]), strict=True))
+                for role, model in models.items()
+            }
             texts = iter(write_all(models, continuations, self.limits, self.choice, known))
             for prompt in batch:
                 memories = {role: memory[prompt.tokens] for role, memory in known.items()}
@@ -155,25 +159,27 @@ class RatioMiner:
     ) -> dict[str, np.ndarray]:
         indices = self._indices(prompt, kind, len(continuation))
         text, first = (*prompt.tokens, *continuation), len(prompt.tokens)
-        drafted = read_text(self.draft, text, (known["draft"], first - 1))
-        checked = read_text(self.target, text, (known["target"], first - 1))
+        drafted = read_text(self.draft, [text], [(known["draft"], first - 1)], states=True)
+        checked = read_text(self.target, [text], [(known["target"], first - 1)])
+        said = drafted.logits[0, indices].float()
         p, q = (
-            (logits[indices].float() / self.choice.temperature).softmax(-1)
-            for logits in (checked.logits.to(drafted.logits.device), drafted.logits)
+            (logits.float() / self.choice.temperature).softmax(-1)
+            for logits in (checked.logits[0, indices].to(said.device), said)
         )
         salt = len(KINDS) + list(KINDS).index(kind)
         contexts = [self.choice.context((salt, draw, *text[: first + index])) for draw, index in enumerate(indices)]
-        tokens = self.choice.choose(drafted.logits[indices].float(), contexts)
+        tokens = self.choice.choose(said, contexts)
         chosen = torch.tensor(tokens, device=p.device)[:, None]
         variants = [(first + index, token) for index, token in zip(indices, tokens, strict=True)]
+        after = variant_states(self.draft, drafted.memories[0], variants)
         return {
             "kind": np.full(len(indices), list(KINDS).index(kind), dtype=np.int8),
             "index": np.array(indices, dtype=np.int32),
             "token": np.array(tokens, dtype=np.int32),
             "p": p.gather(-1, chosen)[:, 0].cpu().numpy(),
             "q": q.gather(-1, chosen)[:, 0].cpu().numpy(),
-            "previous": drafted.states[indices].float().cpu().numpy(),
-            "token_state": variant_states(self.draft, drafted, variants).float().cpu().numpy(),
+            "previous": drafted.states[0, indices].float().cpu().numpy(),
+            "token_state": torch.stack(after).float().cpu().numpy(),
         }
 
     def _indices(self, prompt: Prompt, kind: str, n: int) -> list[int]:

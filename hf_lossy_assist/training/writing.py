@@ -10,7 +10,7 @@ from typing import Protocol
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..errors import LossyServiceError, LossyValueError
-from ..models.reading import TOGETHER, CachedText, grouped, only_last_logits, read
+from ..models.reading import CachedText, remembered
 from ..tasks import Example, Task
 from ..tasks.api_model import ApiModel
 from .choice import Choice, Greedy, Ids
@@ -100,7 +100,6 @@ class LocalWriter(Writer):
     """
 
     model: PreTrainedModel
-    slots: int
     limits: ResponseLimits
     choice: Choice = field(default_factory=Greedy)
 
@@ -108,7 +107,7 @@ class LocalWriter(Writer):
         self.close()
 
     def close(self) -> None:
-        self._rows = RowBatch(self.model, self.slots)
+        self._rows = RowBatch(self.model)
         self._slots: dict[int, _Slot] = {}
         self._waiting: list[_Slot] = []
         self._writing: list[_Slot] = []
@@ -135,7 +134,7 @@ class LocalWriter(Writer):
         unread: list[tuple[_Slot, CachedText, int]] = []
         new = [slot for slot in self._waiting if not slot.memories]
         if new and not self._shared.tokens and (text := new[0].ids[:-1]):
-            self._shared = read(self.model, [text], [(CachedText(), 0)], **only_last_logits(self.model)).memories[0]
+            (self._shared,) = remembered(self.model, [text])
             new[0].cost.target_tokens += len(text)
         for slot in new:
             slot.memories = [self._shared]
@@ -145,12 +144,10 @@ class LocalWriter(Writer):
             if n < len(slot.ids) - 1:
                 unread.append((slot, best, n))
             slot.memories = [best]
-        for group in grouped(unread, lambda one: len(one[0].ids) - one[2], TOGETHER):
-            texts, known = [slot.ids[:-1] for slot, *_ in group], [(memory, n) for _, memory, n in group]
-            memories = read(self.model, texts, known, **only_last_logits(self.model)).memories
-            for (slot, _, n), memory in zip(group, memories, strict=True):
-                slot.memories = [memory]
-                slot.cost.target_tokens += len(memory.tokens) - n
+        memories = remembered(self.model, [slot.ids[:-1] for slot, *_ in unread], [known for _, *known in unread])
+        for (slot, _, n), memory in zip(unread, memories, strict=True):
+            slot.memories = [memory]
+            slot.cost.target_tokens += len(memory.tokens) - n
         for slot in self._waiting:
             self._rows.put(slot.number, slot.memories[0], len(slot.ids) - 1)
         self._writing += self._waiting
@@ -158,14 +155,14 @@ class LocalWriter(Writer):
 
     def _write(self) -> list[tuple[int, Ids]]:
         done = []
-        logits = self._rows.step({slot.number: slot.ids[-1] for slot in self._writing}, len(self._slots))
+        logits = self._rows.step({slot.number: slot.ids[-1] for slot in self._writing})
         chosen = self.choice.choose(logits.float(), [slot.context for slot in self._writing])
         for slot, token in zip([*self._writing], chosen, strict=True):
             slot.cost.target_tokens += 1
             slot.ids.append(token)
             slot.context = self.choice.extend(slot.context, token)
             if self.limits.over(slot.response):
-                slot.memories = [slot.memories[0], self._rows.remove(slot.number, slot.ids[:-1])]
+                slot.memories = [slot.memories[0], self._rows.remove(slot.number)]
                 self._writing.remove(slot)
                 done.append((slot.number, slot.response))
         return done

@@ -3,42 +3,53 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from hf_lossy_assist import LossyUnsupportedError
-from hf_lossy_assist.models.reading import CachedText, check_readable, grouped, read, read_text, variant_states
+from hf_lossy_assist.models import reading as reading_module
+from hf_lossy_assist.models.reading import (
+    NOTHING,
+    check_readable,
+    grouped,
+    logits_along,
+    read_text,
+    remembered,
+    variant_states,
+)
 from tests.models.references import close, logits_of, texts
 from tests.tiny_models import ARCHITECTURES, constant, tiny
+from tests.training.parts import states_of
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_texts_are_read_as_if_alone(architecture):
+def test_texts_are_read_as_if_alone(architecture, monkeypatch):
+    """By each way of reading, transformers' own forward over a text alone says what a model says."""
     model = tiny(architecture)
     batch = texts(0, (3, 17, 9))
-    reading = read(model, batch, [(CachedText(), 0)] * 3)
-    for text, logits, memory in zip(batch, reading.logits, reading.memories, strict=True):
-        close(logits[-len(text) :], logits_of(model, text))
-        assert memory.tokens == text
-        assert memory.layers[0][0].shape[1] == len(text)
+    reading, part = read_text(model, batch, states=True), read_text(model, batch, last=2, states=True)
+    assert part.logits.shape[1] == part.states.shape[1] == 2
+    for i, text in enumerate(batch):
+        close(reading.logits[i, -len(text) :], logits_of(model, text))
+        close(reading.states[i, -len(text) :], states_of(model, text))
+        close(part.logits[i], logits_of(model, text)[-2:])
+        close(part.states[i], states_of(model, text)[-2:])
+        assert reading.memories[i].tokens == text
+        assert reading.memories[i].layers[0][0].shape[1] == len(text)
+    monkeypatch.setattr(reading_module, "CHUNK", 7)
+    for start in (1, 2):
+        parts = [*logits_along(model, torch.tensor([batch[1]]), start)]
+        assert [part.shape[1] for part in parts] == [7, 7, 3 - start]
+        close(torch.cat(parts, dim=1)[0], logits_of(model, batch[1])[start - 1 : -1])
 
     # Continue the texts, from different points on, together with a new one.
     changed = [(*batch[0], 5, 6), (*batch[1][:11], 8), (*batch[2][:4], *batch[2][:3], 4), texts(1, (6,))[0]]
     known = [(memory, memory.common(text)) for memory, text in zip(reading.memories, changed, strict=False)]
     assert [n for _, n in known] == [3, 11, 4]
-    again = read(model, changed, [*known, (CachedText(), 0)])
+    again = read_text(model, changed, [*known, NOTHING])
     k = again.logits.shape[1]
     assert k == 6
     for text, logits in zip(changed, again.logits, strict=True):
         close(logits[-min(k, len(text)) :], logits_of(model, text)[-k:])
-
-
-@pytest.mark.parametrize("known", [0, 5])
-def test_only_the_last_tokens_of_a_text_can_be_wanted(known):
-    model, (text,) = tiny(), texts(3, (12,))
-    memory = read(model, [text], [(CachedText(), 0)]).memories[0]
-    whole, part = read_text(model, text), read_text(model, text, (memory, known), 4)
-    close(part.states, whole.states[-4:])
-    close(part.logits, whole.logits[-4:])
-    assert part.memory.tokens == text
 
 
 @pytest.mark.parametrize(
@@ -66,19 +77,26 @@ def test_a_model_that_keeps_a_state_is_refused():
 def test_many_variants_are_read_in_several_forwards():
     model = tiny()
     (tokens,) = texts(5, (14,))
-    text = read_text(model, tokens)
+    (text,) = remembered(model, [tokens])
     variants = [(4 + i % 10, 3 + i) for i in range(40)]
-    states = variant_states(model, text, variants)
-    assert states.shape == (40, 32)
-    for i in (0, 17, 39):
-        index, token = variants[i]
-        expected = read_text(model, (*tokens[:index], token)).states[-1]
-        close(states[i], expected)
-    assert variant_states(model, text, []).shape == (0, 32)
+    for (index, token), state in zip(variants, variant_states(model, text, variants), strict=True):
+        close(state, states_of(model, (*tokens[:index], token))[-1])
+    assert variant_states(model, text, []) == []
+
+
+def test_what_is_remembered_is_read_in_as_few_forwards_as_go_together():
+    model, read = tiny(), []
+    model.register_forward_pre_hook(lambda _, args, given: read.append(given["input_ids"].shape), with_kwargs=True)
+    batch = texts(6, (9, 8, 400, 300))
+    found = remembered(model, [*batch, ()])
+    assert [memory.tokens for memory in found] == [*batch, ()]
+    assert read == [(1, 400), (1, 300), (2, 9)]
+    assert remembered(model, batch[:1], [(found[0], 9)]) == found[:1]
+    assert len(read) == 3, "nothing was left to read"
 
 
 def test_a_model_without_a_head_is_refused():
     model = tiny()
     model.get_output_embeddings = lambda: None
     with pytest.raises(LossyUnsupportedError, match="LM head"):
-        read_text(model, (3, 4))
+        read_text(model, [(3, 4)], states=True)

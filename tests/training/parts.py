@@ -105,7 +105,7 @@ class Parts:
         return ResponseLimits(ending_tokens(self.target.generation_config), self.max_new_tokens)
 
     def searches(self, slots: int = 4, *, chosen=ALL, **choice) -> Searches:
-        writer, guesses = LocalWriter(self.target, slots, self.limits(), **choice), DraftArgmax(self.draft, **choice)
+        writer, guesses = LocalWriter(self.target, self.limits(), **choice), DraftArgmax(self.draft, **choice)
         return Searches(writer, guesses, self.task, self.decode, slots, chosen)
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from scipy import stats
 
-from hf_lossy_assist.models.reading import read_prompts
+from hf_lossy_assist.models.reading import remembered
 from hf_lossy_assist.tasks import Example
 from hf_lossy_assist.training.choice import GumbelMax
 from hf_lossy_assist.training.ratio_labels import KINDS, Continuation, RatioMiner, write_all
@@ -21,7 +21,11 @@ CHOICE = GumbelMax(seed=0, temperature=0.8)
 
 
 def write(models, continuations, limits):
-    known = {role: read_prompts(model, [one.prompt for one in continuations]) for role, model in models.items()}
+    prompts = [one.prompt for one in continuations]
+    known = {
+        role: dict(zip(prompts, remembered(model, [prompt[:-1] for prompt in prompts]), strict=True))
+        for role, model in models.items()
+    }
     return write_all(models, continuations, limits, CHOICE, known)
 
 
