@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 from scipy.stats import binomtest, t
+from sklearn.metrics import roc_auc_score
 
 from docs.generator.tables import with_part
 from hf_lossy_assist import LossyValueError
@@ -156,6 +157,11 @@ class Answers:
     def pairs(self, mode: str) -> list[tuple[Row, Row]]:
         own, others = self.modes[mode], self.modes[self.reference]
         return [(own[i], others[i]) for i in sorted(own.keys() & others.keys())]
+
+    def rate(self, mode: str) -> float:
+        """Return the tokens per second of timed answers."""
+        own = self.modes[mode].values()
+        return sum(x["tokens"] for x in own) / sum(x["seconds"] for x in own)
 
     def points(self, mode: str) -> Interval:
         return points(*zip(*((a["score"], b["score"]) for a, b in self.pairs(mode)), strict=True))
@@ -423,12 +429,11 @@ def alone() -> str:
     for batch in (1, 4, 10):
         answers = Answers.of("alone", f"batch-{batch}")
         for mode in sorted(answers.modes, key=lambda mode: mode != "plain"):
-            own = answers.modes[mode]
-            rate = sum(x["tokens"] for x in own.values()) / sum(x["seconds"] for x in own.values())
             speed = "1" if mode == "plain" else times(answers.faster(mode, "plain", "seconds"))
             name = _STOCK if mode.startswith("stock") else said(mode.partition("@")[0])
             gain = "" if mode == answers.reference else signed(answers.points(mode))
-            lines.append((batch if mode == "plain" else "", name, len(own), gain, f"{rate:.1f}", speed))
+            n, rate = len(answers.modes[mode]), f"{answers.rate(mode):.1f}"
+            lines.append((batch if mode == "plain" else "", name, n, gain, rate, speed))
     return markdown(("batch", "mode", "n", "points", "tokens a second", "× the target alone"), lines)
 
 
@@ -442,10 +447,8 @@ def speeds() -> str:
             if mode is None:
                 cells.append("takes one text")
                 continue
-            own = answers.modes[mode].values()
-            rate = f"{sum(x['tokens'] for x in own) / sum(x['seconds'] for x in own):.1f}"
             beside = "" if start == "plain" else f", {times(answers.faster(mode, 'plain', 'seconds'))} ×"
-            cells.append(rate + beside)
+            cells.append(f"{answers.rate(mode):.1f}{beside}")
         lines.append(cells)
     cases = ("plain, static and compiled", "transformers, static and compiled", "lossless, compiled")
     lines.append(("an H200, one text, compiled", *(gpu_rates(x, not x.startswith("transformers"), 4) for x in cases)))
@@ -466,10 +469,9 @@ def engines() -> str:
     for machine, run in {"AMD EPYC": "vllm-5", "Intel Xeon": "xeon"}.items():
         answers = Answers.of("engines", run)
         for mode in sorted(answers.modes, key=lambda mode: [*_ENGINES].index(mode.removesuffix("@5"))):
-            own, name = answers.modes[mode].values(), _ENGINES[mode.removesuffix("@5")]
-            rate = sum(x["tokens"] for x in own) / sum(x["seconds"] for x in own)
+            name, n = _ENGINES[mode.removesuffix("@5")], len(answers.modes[mode])
             speed = "1" if mode == first else times(answers.faster(mode, first, "seconds"))
-            lines.append((machine if mode == first else "", name, len(own), f"{rate:.1f}", speed))
+            lines.append((machine if mode == first else "", name, n, f"{answers.rate(mode):.1f}", speed))
     return markdown(("machine", "engine", "n", "tokens a second", "× `lossless` of `generate()`"), lines)
 
 
@@ -478,8 +480,7 @@ def sprinter() -> str:
     order = sorted(answers.modes, key=lambda x: (x.startswith("sprinter"), not x.startswith("lossless"), x == "plain"))
     for mode in order[1::-1] + order[2:]:
         own = answers.modes[mode].values()
-        rate = sum(x["tokens"] for x in own) / sum(x["seconds"] for x in own)
-        speed = f"1 = {rate:.0f}" if mode == best else times(answers.faster(mode, best, "seconds"))
+        speed = f"1 = {answers.rate(mode):.0f}" if mode == best else times(answers.faster(mode, best, "seconds"))
         right, gain = f"{sum(x['score'] for x in own):.0f}", answers.points(mode)
         lines.append((said(mode), len(own), right, "" if mode == answers.reference else signed(gain), speed))
     return markdown(("mode", "n", "right, %", "points", "tokens a second, × `lossless@8`"), lines)
@@ -552,31 +553,32 @@ SHOWN = (
 """The rules in the page's table; Holm's correction counts all of them."""
 
 
-@dataclass(frozen=True, eq=False)
 class Curves:
     """Labelled mismatches, and how early each rule keeps them as its knob opens; some rules have decisions instead."""
 
-    rows: Sequence[Row]
+    def __init__(self, rows: Sequence[Row]) -> None:
+        self.important, prompts, self.weights = (
+            np.array([x[k] for x in rows]) for k in ("important", "prompt", "weight")
+        )
+        _, self.owner = np.unique(prompts, return_inverse=True)
+        names = [x for x in rows[0] if x.startswith("order: ")]
+        self.order = {x.removeprefix("order: "): np.array([row[x] for row in rows], dtype=float) for x in names}
+        self.decisions = {
+            "`dropmatch`": np.array([x["dropmatch"] for x in rows], dtype=float),
+            "regret with its budget": spending(self.order[RATIO], self.owner, self.weights),
+        }
+        if rows[0]["followed"] is not None:
+            full = np.array([x["followed"] >= 5 for x in rows])
+            sure = self.order["fly, its entropy alone"][:, None] >= np.linspace(1, 0, 60)
+            self.decisions["fly with its window"] = (sure & full[:, None]).astype(float)
+        draws = self.samples(DRAWS) * self.weights
+        self.draws = draws / draws.sum(1, keepdims=True)
 
-    def __post_init__(self) -> None:
-        important, prompts, weights = (np.array([x[k] for x in self.rows]) for k in ("important", "prompt", "weight"))
-        _, owner = np.unique(prompts, return_inverse=True)
-        names = [x for x in self.rows[0] if x.startswith("order: ")]
-        order = {x.removeprefix("order: "): np.array([row[x] for row in self.rows], dtype=float) for x in names}
-        for name, value in {"important": important, "owner": owner, "weights": weights, "order": order}.items():
-            object.__setattr__(self, name, value)
-        kept = {"`dropmatch`": np.array([x["dropmatch"] for x in self.rows], dtype=float)}
-        kept["regret with its budget"] = spending(order[RATIO], owner, weights)
-        if self.rows[0]["followed"] is not None:
-            full = np.array([x["followed"] >= 5 for x in self.rows])
-            kept["fly with its window"] = (
-                (order["fly, its entropy alone"][:, None] >= np.linspace(1, 0, 60)) & full[:, None]
-            ).astype(float)
-        object.__setattr__(self, "decisions", kept)
-        count, rng = owner.max() + 1, np.random.default_rng(0)
-        samples = (np.bincount(rng.integers(count, size=count), minlength=count) for _ in range(DRAWS))
-        draws = np.stack([np.ones(count), *samples])[:, owner] * weights
-        object.__setattr__(self, "draws", draws / draws.sum(1, keepdims=True))
+    def samples(self, n: int) -> np.ndarray:
+        """Return how often each row counts: once, and in ``n`` samples of the prompts."""
+        count, rng = self.owner.max() + 1, np.random.default_rng(0)
+        drawn = (np.bincount(rng.integers(count, size=count), minlength=count) for _ in range(n))
+        return np.stack([np.ones(count), *drawn])[:, self.owner]
 
     def curve(self, rule: str) -> tuple[np.ndarray, np.ndarray]:
         """Return ``(D, P)`` the mismatches kept, and the important ones, as shares of all, as the knob opens."""
@@ -592,15 +594,8 @@ class Curves:
 
     def area(self, rule: str) -> Interval:
         """Return the AUC, with an interval by resampling prompts."""
-        level = np.unique(-self.order[rule], return_inverse=True)[1]
-        count, rng = self.owner.max() + 1, np.random.default_rng(0)
-        samples = (np.bincount(rng.integers(count, size=count), minlength=count) for _ in range(500))
-        areas = []
-        for sample in (np.ones(count), *samples):
-            weights = sample[self.owner] * self.weights
-            positive, negative = (np.bincount(level, weights=weights * x) for x in (self.important, ~self.important))
-            if pairs := positive.sum() * negative.sum():
-                areas.append(positive @ (negative.cumsum() - negative / 2) / pairs)
+        weights = [x for x in self.samples(500) * self.weights if 0 < x @ self.important < x.sum()]
+        areas = [roc_auc_score(self.important, -self.order[rule], sample_weight=x) for x in weights]
         return areas[0], *np.quantile(areas[1:], (0.025, 0.975))
 
     def table(self, shown: Sequence[str] | None = None) -> str:
@@ -676,26 +671,26 @@ def draw_price(path: Path) -> None:
     figure.savefig(path, dpi=100)
 
 
-TABLES: Mapping[str, Mapping[str, Callable[[], str]]] = {
-    "README.md": {"speeds": speeds},
-    "docs/results.md": {"bundled pair": bundled_pair},
-    "docs/results/which-rule.md": {"first page": first_page},
-    "docs/results/chat.md": {"chat": lambda: quality("chat")},
-    "docs/results/drawn.md": {"drawn": lambda: quality("drawn-blocks")},
-    "docs/results/longer-drafts.md": {"longer drafts": as_long},
-    "docs/results/judge.md": {"judge": lambda: quality("gsm8k-proof")},
-    "docs/results/price.md": {"price": price},
-    "docs/results/limits.md": {"refusals": refusals},
-    "docs/results/cpu.md": {"alone": alone},
-    "docs/results/where-rules-pay.md": {"where rules pay": where_rules_pay},
-    "docs/results/vllm.md": {"engines": engines},
-    "docs/results/cheap-drafts.md": {"cheap drafts": cheap_drafts},
-    "docs/results/trees.md": {"trees": trees},
-    "docs/results/gpu.md": {"gpu": gpu},
-    "docs/results/calibration.md": {"certified": certified},
-    "docs/results/sprinter.md": {"sprinter": sprinter},
+TABLES: Mapping[str, tuple[str, Callable[[], str]]] = {
+    "README.md": ("speeds", speeds),
+    "docs/results.md": ("bundled pair", bundled_pair),
+    "docs/results/which-rule.md": ("first page", first_page),
+    "docs/results/chat.md": ("chat", lambda: quality("chat")),
+    "docs/results/drawn.md": ("drawn", lambda: quality("drawn-blocks")),
+    "docs/results/longer-drafts.md": ("longer drafts", as_long),
+    "docs/results/judge.md": ("judge", lambda: quality("gsm8k-proof")),
+    "docs/results/price.md": ("price", price),
+    "docs/results/limits.md": ("refusals", refusals),
+    "docs/results/cpu.md": ("alone", alone),
+    "docs/results/where-rules-pay.md": ("where rules pay", where_rules_pay),
+    "docs/results/vllm.md": ("engines", engines),
+    "docs/results/cheap-drafts.md": ("cheap drafts", cheap_drafts),
+    "docs/results/trees.md": ("trees", trees),
+    "docs/results/gpu.md": ("gpu", gpu),
+    "docs/results/calibration.md": ("certified", certified),
+    "docs/results/sprinter.md": ("sprinter", sprinter),
 }
-"""The tables of each page, by the names of their markers."""
+"""The table of each page, after the name of its markers."""
 
 
 def card(text: str) -> str:
@@ -714,11 +709,8 @@ def card(text: str) -> str:
 def made() -> dict[Path, str]:
     """Return the pages and the card as the rows make them."""
     found = {}
-    for page, tables in TABLES.items():
-        text = (ROOT / page).read_text(encoding="utf-8")
-        for name, table in tables.items():
-            text = with_part(text, name, table())
-        found[ROOT / page] = text
+    for page, (name, table) in TABLES.items():
+        found[ROOT / page] = with_part((ROOT / page).read_text(encoding="utf-8"), name, table())
     return found | {DATA / "README.md": card((DATA / "README.md").read_text(encoding="utf-8"))}
 
 
@@ -741,9 +733,8 @@ def main(*configurations: str, write: bool = False) -> None:
         name, _, run = each.partition("/")
         print(quality(name, run or None) + "\n")
     if not configurations and not write:
-        for page, tables in TABLES.items():
-            for name, table in tables.items():
-                print(f"{page}, {name}\n\n{table()}\n")
+        for page, (name, table) in TABLES.items():
+            print(f"{page}, {name}\n\n{table()}\n")
 
 
 app = application(main=main)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import Any
 
 import torch
@@ -11,7 +10,7 @@ from transformers import PreTrainedModel
 from hf_lossy_assist import pairs
 from hf_lossy_assist.acceptors import REGISTRY
 
-from .run import Run
+from .run import Run, heard
 
 TEXTS = (
     "Tom has 3 apples and buys 4 more. How many apples does he have?", "A farmer has 12 cows and sells 5 of them.",
@@ -49,7 +48,8 @@ def equality(run: Run) -> None:
                 with run.step(f"equality, {name}") as begins:
                     if begins:
                         kwargs = {"assistant_model": drafts.get(name, pair.draft), "lossy_mode": "lossless"} | kwargs
-                        ours, said = _quietly(pair.target, **inputs, **common, **kwargs)
+                        with heard() as said:
+                            ours = pair.target.generate(**inputs, **common, **kwargs)
                         row = _compared(pair.target, plain, ours, inputs.input_ids.shape[1])
                         if said or any(margin > TIE[dtype] for margin in row["margins"]):
                             run.fail(f"equality, {name}")
@@ -75,7 +75,8 @@ def _rules(run: Run, pair: pairs.Pair, inputs: Any) -> None:
                 kwargs = {name: value for name, value in kwargs.items() if value is not None}
                 kwargs |= {"assistant_model": pair.draft, "lossy_mode": mode, "max_new_tokens": 8 if run.tiny else 40}
                 kwargs["pad_token_id"] = 0
-                first, second = (_quietly(pair.target, **inputs, **kwargs, do_sample=do_sample)[0] for _ in range(2))
+                with heard():
+                    first, second = (pair.target.generate(**inputs, **kwargs, do_sample=do_sample) for _ in range(2))
                 if not (repeats := torch.equal(first, second)):
                     run.fail(f"rule {mode}")
                 run.say("rule", mode=mode, do_sample=do_sample, repeats=repeats, shape=list(first.shape))
@@ -92,18 +93,11 @@ def _drawn(run: Run, pair: pairs.Pair, inputs: Any) -> None:
                 torch.manual_seed(i)
                 ours = {"assistant_model": pair.draft, "lossy_mode": "lossless"} if way else {}
                 common = {"do_sample": True, "max_new_tokens": 3, "num_return_sequences": count, "pad_token_id": 0}
-                tokens = _quietly(pair.target, **inputs, **common, **ours, **way)[0][:, at]
+                with heard():
+                    tokens = pair.target.generate(**inputs, **common, **ours, **way)[:, at]
                 laws.append(torch.bincount(tokens, minlength=len(pair.tokenizer)) / count)
             apart = [round(float((law - laws[0]).abs().sum() / 2), 4) for law in laws[1:]]
             run.say("drawn", total_variation=dict(zip(("plain again", "chain"), apart, strict=True)))
-
-
-def _quietly(target: PreTrainedModel, **kwargs: Any) -> tuple[torch.Tensor, list[str]]:
-    """Return a text, and what was said about settings without an effect."""
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        output = target.generate(**kwargs)
-    return output, [str(x.message)[:200] for x in caught if "no effect" in str(x.message)]
 
 
 def _compared(target: PreTrainedModel, plain: torch.Tensor, ours: torch.Tensor, start: int) -> dict[str, Any]:

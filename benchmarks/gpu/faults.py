@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import warnings
 from collections.abc import Callable, Iterator
 
 import torch
@@ -13,7 +12,7 @@ from transformers import PreTrainedModel
 from hf_lossy_assist.models.static.graphs import RECORDERS
 
 from .known_texts import pair_of, prompts
-from .run import Run
+from .run import Run, heard
 from .speed import ALPHA, decoded
 
 FAULTS: dict[str, tuple[int, Callable[[Tensor], object]]] = {
@@ -74,12 +73,12 @@ def _call(
     run: Run, target: PreTrainedModel, fault: str, case: str, rows: int = 1, met: list[int] | None = None, **kwargs
 ) -> float | None:
     """Say a call's row, and return the memory in use after it."""
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
+    with heard() as said:
         row = decoded(run, target, prompts(run, rows) % target.config.vocab_size, 40, **kwargs)
     row |= {"allocated_gb": (gb := run.allocated_gb()), "peak_gb": run.peak_gb()}
-    row["warned"] = [str(x.message)[:300] for x in caught if "no effect" in str(x.message)]
-    run.say("faults", fault=fault, case=case, rows=rows, **row, **({} if met is None else {"met": len(met)}))
+    run.say(
+        "faults", fault=fault, case=case, rows=rows, **row, warned=said, **({} if met is None else {"met": len(met)})
+    )
     return gb
 
 

@@ -9,6 +9,7 @@ import math
 import signal
 import time
 import traceback
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -178,6 +179,16 @@ class Run:
                     "times_plain": rounded(times_as_fast(own, texts[plain])),
                 }
                 self.say(part, case=case, summary=True, texts=len(own), calls=len(found[case]), **row, **common)
+
+
+@contextlib.contextmanager
+def heard() -> Iterator[list[str]]:
+    """Yield what is said inside about settings without an effect."""
+    said: list[str] = []
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        yield said
+    said += [str(x.message)[:300] for x in caught if "no effect" in str(x.message)]
 
 
 def _interrupt(*_: Any) -> None:

@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 import tempfile
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -25,7 +24,7 @@ from hf_lossy_assist.models.static.runner import StaticCacheRunner
 
 from .kernels import TUNED
 from .known_texts import is_known, pair_of, prompts
-from .run import Row, Run
+from .run import Row, Run, heard
 
 Model: TypeAlias = PreTrainedModel
 WAYS: dict[str, dict[str, Any]] = {"graphs": {}, "compiled": {"compile": True}, "eager": {"compile": False}}
@@ -76,10 +75,8 @@ def _in_its_own_process(run: Run) -> None:
 
 def _first_call(run: Run, target: Model, draft: Model, gamma: int, text: Tensor, slots: int) -> None:
     kwargs = _ours(run, draft, gamma)
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
+    with heard() as said:
         row = decoded(run, target, text, run.tokens(128), **kwargs)  # as long as later ones: the cache is theirs
-    said = [str(x.message)[:300] for x in caught if "no effect" in str(x.message)]
     run.say("first call", case=_name(gamma), slots=slots, process=os.getpid(), **row, warned=said, aim_s=15)
 
 

@@ -44,15 +44,8 @@ class Geometry:
     @classmethod
     def of(cls, config: PretrainedConfig) -> Geometry:
         """Return the sizes of a Llama's configuration."""
-        return cls(
-            hidden=config.hidden_size,
-            layers=config.num_hidden_layers,
-            heads=config.num_attention_heads,
-            kv_heads=config.num_key_value_heads,
-            head_dim=getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads,
-            intermediate=config.intermediate_size,
-            vocab=config.vocab_size,
-        )
+        sizes = {name: getattr(config, field, None) for name, field in FIELDS.items()}
+        return cls(**sizes | {"head_dim": sizes["head_dim"] or sizes["hidden"] // sizes["heads"]})
 
     def over(self, smaller: Geometry) -> Geometry:
         """Return these sizes, taking what is left open from ``smaller``, a whole geometry.
@@ -83,17 +76,15 @@ class Geometry:
 
     def config_fields(self) -> dict[str, int]:
         """Return the sizes under the names that a Llama's configuration has for them."""
-        return {
-            "hidden_size": self.hidden,
-            "num_hidden_layers": self.layers,
-            "num_attention_heads": self.heads,
-            "num_key_value_heads": self.kv_heads,
-            "head_dim": self.head_dim,
-            "intermediate_size": self.intermediate,
-            "vocab_size": self.vocab,
-        }
+        return {field: getattr(self, name) for name, field in FIELDS.items()}
 
 
+FIELDS: Mapping[str, str] = {
+    "hidden": "hidden_size", "layers": "num_hidden_layers", "heads": "num_attention_heads",
+    "kv_heads": "num_key_value_heads", "head_dim": "head_dim", "intermediate": "intermediate_size",
+    "vocab": "vocab_size",
+}  # fmt: skip
+"""The names of a Llama's configuration."""
 PRESETS: Mapping[str, Geometry] = {
     "llama-1b": Geometry(2048, 16, 32, 8, 64, 8192, 128256),
     "llama-3b": Geometry(3072, 28, 24, 8, 128, 8192, 128256),
@@ -127,13 +118,12 @@ def parse_geometry(text: str, option: str = "--grow") -> Geometry:
         raise LossyValueError(
             f"`{option}` has to be one of {list(PRESETS)}, or sizes like 'layers=12,hidden=768', but is {text!r}"
         )
-    names = [field.name for field in dataclasses.fields(Geometry)]
     sizes = {}
     for part in rest:
         name, _, value = part.partition("=")
-        if name not in names or not value.isascii() or not value.isdigit() or int(value) == 0:
+        if name not in FIELDS or not value.isascii() or not value.isdigit() or int(value) == 0:
             raise LossyValueError(
-                f"`{option}` sizes have to be NAME=N with N > 0 and NAME one of {names}, but one is {part!r}"
+                f"`{option}` sizes have to be NAME=N with N > 0 and NAME one of {list(FIELDS)}, but one is {part!r}"
             )
         sizes[name] = int(value)
     return dataclasses.replace(base, **sizes)

@@ -37,11 +37,6 @@ class Placement:
     source: Tensor
     place: Tensor
 
-    @classmethod
-    def first(cls, size: int) -> Placement:
-        """Entries keep their index, and added entries follow them."""
-        return cls(torch.arange(size), torch.arange(size))
-
 
 @dataclass(frozen=True)
 class Reserve:
@@ -260,8 +255,10 @@ class _Filling:
         generator = torch.Generator(self.device).manual_seed(seed)
         self.noise = torch.empty(_NOISE, dtype=grown.dtype, device=self.device)
         self.noise.normal_(0.0, _PADDING_STD, generator=generator)
-        self.hidden = Placement.first(self.old.hidden)
-        self.neurons = Placement.first(self.old.intermediate)
+        # These keep their index, and added ones follow them.
+        self.hidden, self.neurons = (
+            Placement(torch.arange(n), torch.arange(n)) for n in (self.old.hidden, self.old.intermediate)
+        )
 
     @torch.no_grad()
     def run(self) -> None:
@@ -270,8 +267,7 @@ class _Filling:
             if i < self.old.layers:
                 self._layer(self.model.model.layers[i], layer)
             else:
-                for linear in (layer.self_attn.o_proj, layer.mlp.down_proj):
-                    _silence(linear)
+                _silence(layer)
                 for norm in (layer.input_layernorm, layer.post_attention_layernorm):
                     norm.weight.fill_(1.0)
         self._norm(self.model.model.norm, self.grown.model.norm)
@@ -283,17 +279,17 @@ class _Filling:
         # Added dimensions of a head must not add to its scores, so the queries of real heads have none.
         query_rows[(queries.place // self.new.head_dim).unique().to(self.device)] = 0.0
         scale = math.sqrt(self.new.head_dim / self.old.head_dim)
-        for linear in (new.self_attn.o_proj, new.mlp.down_proj):
-            _silence(linear)
-        self._linear(old.self_attn.q_proj, new.self_attn.q_proj, queries, self.hidden, scale)
-        self._linear(old.self_attn.k_proj, new.self_attn.k_proj, keys, self.hidden)
-        self._linear(old.self_attn.v_proj, new.self_attn.v_proj, keys, self.hidden)
-        self._linear(old.self_attn.o_proj, new.self_attn.o_proj, self.hidden, queries)
-        self._linear(old.mlp.gate_proj, new.mlp.gate_proj, self.neurons, self.hidden)
-        self._linear(old.mlp.up_proj, new.mlp.up_proj, self.neurons, self.hidden)
-        self._linear(old.mlp.down_proj, new.mlp.down_proj, self.hidden, self.neurons)
-        self._norm(old.input_layernorm, new.input_layernorm)
-        self._norm(old.post_attention_layernorm, new.post_attention_layernorm)
+        _silence(new)
+        for name, rows, columns in (
+            ("self_attn.q_proj", queries, self.hidden), ("self_attn.k_proj", keys, self.hidden),
+            ("self_attn.v_proj", keys, self.hidden), ("self_attn.o_proj", self.hidden, queries),
+            ("mlp.gate_proj", self.neurons, self.hidden), ("mlp.up_proj", self.neurons, self.hidden),
+            ("mlp.down_proj", self.hidden, self.neurons),
+        ):  # fmt: skip
+            factor = scale if name.endswith("q_proj") else 1.0
+            self._linear(old.get_submodule(name), new.get_submodule(name), rows, columns, factor)
+        for name in ("input_layernorm", "post_attention_layernorm"):
+            self._norm(getattr(old, name), getattr(new, name))
 
     def _vocabulary(self) -> None:
         old_head, head = self.model.lm_head.weight, self.grown.lm_head.weight
@@ -316,7 +312,7 @@ class _Filling:
         largest = rows * self.model.model.norm.weight.float().abs().max().item() * math.sqrt(self.old.hidden)
         head[self.old.vocab :, added] = -(2 * largest + 100) * _LARGEST_RMS / self.reserve.dims
 
-    def _linear(self, old: nn.Linear, new: nn.Linear, rows: Placement, columns: Placement, scale: float = 1.0) -> None:
+    def _linear(self, old: nn.Linear, new: nn.Linear, rows: Placement, columns: Placement, scale: float) -> None:
         block = scale * old.weight.float()[rows.source][:, columns.source]
         new.weight[rows.place[:, None].to(self.device), columns.place.to(self.device)] = self._here(block)
         if old.bias is not None:
@@ -337,6 +333,8 @@ class _Filling:
         return tensor.to(device=self.device, dtype=self.grown.dtype)
 
 
-def _silence(linear: nn.Linear) -> None:
-    for parameter in linear.parameters():
-        parameter.zero_()
+def _silence(layer: nn.Module) -> None:
+    """Let a layer add nothing to the residual stream."""
+    for linear in (layer.self_attn.o_proj, layer.mlp.down_proj):
+        for parameter in linear.parameters():
+            parameter.zero_()

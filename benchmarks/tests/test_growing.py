@@ -46,6 +46,7 @@ GEOMETRIES = [
     "hidden=64,heads=8,kv_heads=8",
     "hidden=96,heads=12,kv_heads=4,layers=3",
     "heads=16,kv_heads=2,hidden=160,vocab=100",
+    "heads=6,kv_heads=6,hidden=36",
 ]
 
 
@@ -166,11 +167,11 @@ def test_a_grown_model_survives_saving(tmp_path):
 def test_padding_that_is_never_seen_is_not_zero():
     grown = grow(tiny("llama"), parse_geometry("layers=4,hidden=64,intermediate=96"))
     added = grown.model.layers[3]
-    for linear in (added.self_attn.q_proj, added.self_attn.v_proj, added.mlp.gate_proj, added.mlp.up_proj):
-        assert linear.weight.std().item() == pytest.approx(0.02, rel=0.1)
-    assert grown.model.layers[0].mlp.up_proj.weight[48:].std().item() == pytest.approx(0.02, rel=0.1)
-    assert (added.self_attn.o_proj.weight == 0).all()
-    assert (added.mlp.down_proj.weight == 0).all()
+    seen = [x.weight for x in (added.self_attn.q_proj, added.self_attn.v_proj, added.mlp.gate_proj, added.mlp.up_proj)]
+    for weight in (*seen, grown.model.layers[0].mlp.up_proj.weight[48:]):
+        assert weight.std().item() == pytest.approx(0.02, rel=0.1)
+    assert not added.self_attn.o_proj.weight.any()
+    assert not added.mlp.down_proj.weight.any()
 
 
 def test_presets_are_the_published_sizes():
@@ -182,22 +183,10 @@ def test_presets_are_the_published_sizes():
     assert parse_geometry("llama-8b,layers=2") == Geometry(4096, 2, 32, 8, 128, 14336, 128256)
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("llama-9b", "'llama-9b'"),
-        ("layer=3", "'layer=3'"),
-        ("layers=0", "'layers=0'"),
-        ("layers=-2", "'layers=-2'"),
-        ("layers=two", "'layers=two'"),
-        ("llama-1b,layers", "'layers'"),
-        ("", "''"),
-    ],
-)
-def test_unreadable_geometries(text, message):
-    with pytest.raises(LossyValueError, match=r"`--grow`") as caught:
+@pytest.mark.parametrize("text", ["llama-9b", "layer=3", "layers=0", "layers=-2", "layers=two", "llama-1b,layers", ""])
+def test_unreadable_geometries(text):
+    with pytest.raises(LossyValueError, match=rf"`--grow`.*'{text.removeprefix('llama-1b,')}'"):
         parse_geometry(text)
-    assert message in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -206,18 +195,14 @@ def test_unreadable_geometries(text, message):
         ("layers=1", "`layers` of a grown model has to be >= 2"),
         ("hidden=70,heads=8", "`heads` of a grown model has to divide its `hidden` 70"),
         ("heads=8,kv_heads=3", "`kv_heads` of a grown model has to divide its `heads` 8"),
-        ("heads=6,kv_heads=6,hidden=36", None),
         ("heads=4,kv_heads=2,vocab=80", "`hidden` of a grown model has to be >= 96 where `vocab` grows"),
+        ("llama-70b,layers=80", "GiB, but only 1.0 GiB are free on 'cpu'"),  # before it is made
     ],
 )
-def test_sizes_that_do_not_go_together(geometry, message):
-    model = tiny("llama")
-    if message is None:
-        assert grow(model, parse_geometry(geometry)).config.num_attention_heads == 6
-        return
-    with pytest.raises(LossyValueError) as caught:
-        grow(model, parse_geometry(geometry))
-    assert message in str(caught.value)
+def test_sizes_that_do_not_go_together_or_do_not_fit(geometry, message, monkeypatch):
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: types.SimpleNamespace(available=2**30))
+    with pytest.raises(LossyValueError, match=message):
+        grow(tiny("llama"), parse_geometry(geometry))
 
 
 def test_heads_that_can_t_be_placed():
@@ -242,9 +227,3 @@ def test_other_architectures_and_frequencies_are_refused():
     ids = prompt(30)
     grown = grow(yarn, Geometry(hidden=64, heads=8, head_dim=8, layers=3))
     torch.testing.assert_close(logits(grown, ids), logits(yarn, ids), rtol=1e-4, atol=1e-4)
-
-
-def test_a_model_that_does_not_fit_is_refused_before_it_is_made(monkeypatch):
-    monkeypatch.setattr(psutil, "virtual_memory", lambda: types.SimpleNamespace(available=2**30))
-    with pytest.raises(LossyValueError, match=r"GiB, but only 1.0 GiB are free on 'cpu'"):
-        grow(tiny("llama"), PRESETS["llama-70b"])

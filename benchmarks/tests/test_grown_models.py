@@ -108,14 +108,7 @@ def test_grown_models_and_those_on_disk_say_the_same(tmp_path, monkeypatch):
     assert sum(path.stat().st_size for path in (tmp_path / "weights").iterdir()) > 10 * 2**20
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("--grow", "llama-80b"), "llama-8b"),
-        (("--grow-draft", "width=3"), "`--grow-draft`"),
-        (("--grow", "layers=0"), "`--grow`"),
-    ],
-)
-def test_what_can_t_be_grown_is_refused(arguments, message):
-    with pytest.raises(LossyValueError, match=message):
-        run(app, *arguments)
+@pytest.mark.parametrize("option", ["--grow", "--grow-draft"])
+def test_what_can_t_be_grown_is_refused_by_its_option(option):
+    with pytest.raises(LossyValueError, match=f"`{option}`.*llama-8b.*'llama-80b'"):
+        run(app, option, "llama-80b")
