@@ -24,7 +24,7 @@ from ..drafting.draft_ends import (
 from ..drafting.per_row import missing
 from ..drafting.state_head import StateHead
 from ..drafting.vocabulary import same_tokenizer
-from ..errors import LossyUnsupportedError, LossyValueError
+from ..errors import LossyUnsupportedError, LossyValueError, brief
 from ..models.cache_rows import movable
 from .config import LossyConfig
 from .given import GivenFields
@@ -75,7 +75,10 @@ class DrafterChoice:
         """Read the keywords about drafting among ``kwargs``, the keywords of ``generate()``."""
         assistant = kwargs.get("assistant_model")
         if assistant is not None and not (isinstance(assistant, nn.Module) and hasattr(assistant, "config")):
-            raise LossyValueError(f"`assistant_model` has to be a transformers model, but is {assistant!r}")
+            given = (
+                f"a {type(assistant).__name__}; pass its `draft`" if hasattr(assistant, "draft") else brief(assistant)
+            )
+            raise LossyValueError(f"`assistant_model` has to be a transformers model, but is {given}")
         options = given.merged("assistant_early_exit", *OPTIONS)
         if (layers := options.pop("assistant_early_exit", None)) is not None:
             raise LossyUnsupportedError(
@@ -184,11 +187,14 @@ def _refuse(kind: Kind, want: str, rule: Acceptor) -> None:
 
 
 def _check_nothing(config: LossyConfig) -> None:
-    if config.rule.name != "lossless" or config.tree is not None or config.stop_drafting is not None:
-        raise LossyValueError(
-            "`num_assistant_tokens` is 0, so nothing is drafted: leave out `tree` and `stop_drafting` in "
-            f"`lossy_config`, and take 'lossless' for `lossy_mode`, not {config.rule.name!r}"
-        )
+    wanted = []
+    if config.rule.name != "lossless":
+        wanted.append(f"take 'lossless' for `lossy_mode`, not {config.rule.name!r}")
+    wanted += [
+        f"leave out `{x}` in `lossy_config`" for x in ("tree", "stop_drafting") if getattr(config, x) is not None
+    ]
+    if wanted:
+        raise LossyValueError(f"`num_assistant_tokens` is 0, so nothing is drafted: {', and '.join(wanted)}")
 
 
 def _check_stop(kind: Kind, lengths: Lengths, rule: Acceptor) -> None:

@@ -38,17 +38,21 @@ def test_neither_a_draft_nor_a_lookup_is_asked():
 
 
 @pytest.mark.parametrize(
-    "fields",
+    ("fields", "remedy"),
     [
-        {"lossy_mode": "topk"},
-        {"lossy_config": {"tree": {"depth": 2}}},
-        {"lossy_config": {"stop_drafting": {"by": "confidence", "threshold": 0.4}}},
+        ({"lossy_mode": "topk"}, "take 'lossless' for `lossy_mode`, not 'topk'"),
+        ({"lossy_config": {"tree": {"depth": 2}}}, "leave out `tree` in `lossy_config`"),
+        (
+            {"lossy_config": {"stop_drafting": {"by": "confidence", "threshold": 0.4}}},
+            "leave out `stop_drafting` in `lossy_config`",
+        ),
     ],
     ids=str,
 )
-def test_what_needs_drafts_is_refused(fields):
+def test_what_needs_drafts_is_refused(fields, remedy):
+    """The message names what was asked for, and nothing else."""
     target = tiny()
-    with pytest.raises(LossyValueError, match="`num_assistant_tokens` is 0"):
+    with pytest.raises(LossyValueError, match=rf"`num_assistant_tokens` is 0, so nothing is drafted: {remedy}"):
         target.generate(prompt(), assistant_model=noisy_copy(target), **KWARGS, **{**FIELDS, **fields})
 
 
