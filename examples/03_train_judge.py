@@ -17,7 +17,7 @@ def command(*arguments):
 folder = Path(tempfile.mkdtemp())
 data, head = folder / "mined", folder / "judge"
 # Few problems, to be quick; a useful head needs thousands.
-command("mine", "--pair", "arithmetic", "--limit", 14, "--out", data)
+command("mine", "--pair", "arithmetic", "--limit", 8, "--out", data)
 command("train", "judge", "--data", data, "--pair", "arithmetic", "--out", head)
 print((head / "README.md").read_text())  # the card; `hf upload your-org/your-judge FOLDER` puts all on the Hub
 

@@ -19,7 +19,7 @@ def command(*arguments):
 folder = Path(tempfile.mkdtemp())
 data, head = folder / "mined", folder / "verifier"
 # Few problems, to be quick; a useful head needs thousands.
-command("mine", "--labels", "ratio", "--pair", "arithmetic", "--limit", 16, "--out", data)
+command("mine", "--labels", "ratio", "--pair", "arithmetic", "--limit", 10, "--out", data)
 command("train", "verifier", "--data", data, "--pair", "arithmetic", "--out", head)
 
 pair = pairs.load("arithmetic")

@@ -1,20 +1,26 @@
-"""Every example runs."""
+"""Every example and every notebook runs."""
 
 from __future__ import annotations
 
 import io
+import json
 import re
 import runpy
+import subprocess
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from hf_lossy_assist import disable, enable, pairs
 from hf_lossy_assist.acceptors import REGISTRY
+from hf_lossy_assist.cli import main
 
+FOLDER = Path(__file__).parent.parent / "examples"
 # The server, which runs until it is stopped, has tests of its own.
-EXAMPLES = [x for x in sorted((Path(__file__).parent.parent / "examples").glob("*.py")) if x.stem != "12_serve"]
+EXAMPLES = [x for x in sorted(FOLDER.glob("*.py")) if x.stem != "12_serve"]
 SAYS = {
     "01_generate": "kept only by the lossy rule",
     "02_pipeline": "drafted tokens kept",
@@ -32,9 +38,21 @@ SAYS = {
 }
 
 
-@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
-def test_example(example: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+@pytest.fixture(autouse=True)
+def _commands_in_this_process(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    """Others would load torch and transformers anew."""
+
+    run = subprocess.run
+
+    def here(words: Sequence[str], **options: Any) -> Any:
+        return main([*words[3:]]) if words[1:3] == ["-m", "hf_lossy_assist"] else run(words, **options)
+
+    monkeypatch.setattr(subprocess, "run", here)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
+def test_example(example: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(pairs, "at_hand", lambda name: name == "arithmetic")
     monkeypatch.setattr("sys.stdin", io.StringIO("Ada has 5 pens and buys 4 more. How many pens does Ada have?\n"))
     known = dict(REGISTRY)
@@ -52,9 +70,23 @@ def test_example(example: Path, capsys: pytest.CaptureFixture[str], monkeypatch:
     assert all(int(times) < int(tokens) for times, tokens in asked), "drafted, however busy the machine is"
 
 
+@pytest.mark.parametrize("notebook", sorted(FOLDER.glob("notebooks/*.ipynb")), ids=lambda path: path.stem)
+def test_notebook(notebook: Path):
+    """It is kept without what it printed."""
+    cells = [cell for cell in json.loads(notebook.read_text(encoding="utf-8"))["cells"] if cell["cell_type"] == "code"]
+    assert not [cell for cell in cells if cell["outputs"] or cell["execution_count"]]
+    names = {"__name__": "__main__"}
+    disable()  # notebooks enable for themselves
+    try:
+        for cell in cells:
+            exec(compile("".join(cell["source"]), notebook.name, "exec"), names)
+    finally:
+        enable()
+
+
 def test_the_server_says_what_it_lacks(monkeypatch: pytest.MonkeyPatch):
     """Models, or transformers' extra: without a traceback."""
-    example = str(EXAMPLES[0].parent / "12_serve.py")
+    example = str(FOLDER / "12_serve.py")
     monkeypatch.setattr("sys.argv", [example])
     with pytest.raises(SystemExit, match="TARGET DRAFT"):
         runpy.run_path(example, run_name="__main__")

@@ -14,12 +14,12 @@ from hf_lossy_assist.compat.caches import CACHE
 from hf_lossy_assist.compat.models import unwrap
 from hf_lossy_assist.compat.probe import obstacle_to_rollback
 from tests.acceptors.fixtures import HEADS
+from tests.architectures import ATTENDING, family
 from tests.eagle3_heads import random_head
 from tests.multimodal_models import IMAGE, MODELS, ROW_BY_ROW, asked, mllama
 from tests.parity import TIE, assert_same_rows
 from tests.tiny_models import VOCAB, noisy_copy, padded, prompt, tiny
 from tests.trial.drawing import counted
-from tests.trial.families import ATTENDING, family
 from tests.trial.readers import inputs_of, reader
 
 # transformers 5.14 calls its own deprecated argument.

@@ -20,6 +20,7 @@ import hf_lossy_assist
 from hf_lossy_assist.acceptors import REGISTRY
 from hf_lossy_assist.decoding import unverified
 from hf_lossy_assist.drafting import model
+from hf_lossy_assist.generation.runner_choice import LEAST_TOKENS
 from tests.acceptors.fixtures import verifier_head
 from tests.acceptors.table import ROWS, Row, row_id
 from tests.dflash_heads import random_dflash
@@ -34,14 +35,13 @@ _OLD = "torch.tensor" in inspect.getsource(SequenceBiasLogitsProcessor.__call__)
 OWN_WAITS = ("logits_process.py", "masking_utils.py") if _OLD else ()
 TARGET = tiny()
 DRAFT = noisy_copy(TARGET, 0.05)
-LENGTHS = (7, 3, 11, 5, 6, 9, 4, 8)
 PROCESSORS = {"repetition_penalty": 1.2, "no_repeat_ngram_size": 3, "bad_words_ids": [[7], [5, 9], [8, 6]]}
 STATE_HEADS = {"EAGLE-3": (tiny("llama"), random_head()), "DFlash": (tiny("llama"), random_dflash())}
 TREE = {"depth": 4, "top_k": 4, "nodes": 16}
 
 
 DEEP = ("lossless", "dropmatch", "judge", "fly", "regret")  # whose rounds do more than compare
-BATCHED = [(row, n) for i, row in enumerate(ROWS) for n in ((1, 8) if row.mode in DEEP else ((1, 8)[i % 2],))]
+BATCHED = [(row, n) for i, row in enumerate(ROWS) for n in ((1, 4) if row.mode in DEEP else ((1, 4)[i % 2],))]
 
 
 @dataclass(frozen=True)
@@ -68,9 +68,7 @@ class Case:
 
     def run(self, front: Callable[..., Any] = on_cpu, lines: bool = False, place: Callable[[Any], Any] = lambda x: x):
         """Count what the call does; ``place`` puts models and tensors where the ``front`` wants them."""
-        inputs = (
-            {"input_ids": prompt(), "attention_mask": torch.ones_like(prompt())} if self.batch == 1 else padded(LENGTHS)
-        )
+        inputs = {"input_ids": prompt(), "attention_mask": torch.ones_like(prompt())} if self.batch == 1 else padded()
         pair = STATE_HEADS.get(self.head, (TARGET, DRAFT))
         keywords = self.row.keywords(*pair, seed=0)
         keywords["lossy_config"] |= self.config | ({} if self.graphs else {"compile": False})
@@ -82,7 +80,8 @@ class Case:
             if self.graphs:
                 record(patch, Recorder(counts.launch), models["target"].device.type)
             models["target"].generate(
-                **{name: place(x) for name, x in inputs.items()}, assistant_model=models["draft"], max_new_tokens=36,
+                **{name: place(x) for name, x in inputs.items()}, assistant_model=models["draft"],
+                max_new_tokens=LEAST_TOKENS if self.graphs else 26,
                 eos_token_id=None, do_sample=self.do_sample, **({"num_assistant_tokens": GAMMA} if self.fixed else {}),
                 **keywords, **self.kwargs,
             )  # fmt: skip
@@ -106,39 +105,39 @@ LIMITED = Row(
     },
     ROWS[0].acceptance,
 )
-RULES = [Case(row, batch, batch == 8) for row, batch in BATCHED]
-RULES += [Case(ROWS[0], 1, True), Case(ROWS[0], 8, False)]
-RULES += [Case(LIMITED, batch, do_sample, label="limits") for batch, do_sample in ((1, True), (8, False))]
-LENGTH = [Case(ROWS[0], batch, do_sample, fixed=False) for batch in (1, 8) for do_sample in (False, True)]
+RULES = [Case(row, batch, batch == 4) for row, batch in BATCHED]
+RULES += [Case(ROWS[0], 1, True), Case(ROWS[0], 4, False)]
+RULES += [Case(LIMITED, batch, do_sample, label="limits") for batch, do_sample in ((1, True), (4, False))]
+LENGTH = [Case(ROWS[0], batch, do_sample, fixed=False) for batch in (1, 4) for do_sample in (False, True)]
 PROCESSED = [
     Case(ROWS[0], batch, do_sample, fixed, kwargs=PROCESSORS)
-    for batch, do_sample, fixed in ((1, False, True), (1, True, True), (8, False, True), (8, True, False))
+    for batch, do_sample, fixed in ((1, False, True), (1, True, True), (4, False, True), (4, True, False))
 ]
 TREES = [
     Case(row, batch, config={"tree": TREE})
     for row, batch in BATCHED
     if not {"draft_probs", "draft_hidden"} & row.rule(TARGET).needs
 ]
-TREES += [Case(ROWS[0], batch, config={"tree": TREE}, kwargs=PROCESSORS) for batch in (1, 8)]
+TREES += [Case(ROWS[0], batch, config={"tree": TREE}, kwargs=PROCESSORS) for batch in (1, 4)]
 HEADS = [
     Case(ROWS[0], batch, do_sample, config=config, head="EAGLE-3")
     for batch, do_sample, config in (
         (1, False, {}),
-        (8, True, {}),
+        (4, True, {}),
         (1, False, {"tree": TREE}),
-        (8, False, {"tree": TREE}),
+        (4, False, {"tree": TREE}),
     )
 ]
-HEADS += [Case(ROWS[0], batch, do_sample, head="DFlash") for batch, do_sample in ((1, False), (8, True))]
+HEADS += [Case(ROWS[0], batch, do_sample, head="DFlash") for batch, do_sample in ((1, False), (4, True))]
 GRAPHS = [replace(case, graphs=True) for case in (*LENGTH, *PROCESSED, *HEADS, *TREES) if case.row is ROWS[0]]
 GRAPHS += [
     replace(case, graphs=True)
     for case in RULES
-    if case.row.mode in ("lossless", "dropmatch", "judge") and case.do_sample is (case.batch == 8)
+    if case.row.mode in ("lossless", "dropmatch", "judge") and case.do_sample is (case.batch == 4)
 ]
 CASES = {case.name: case for case in (*RULES, *LENGTH, *PROCESSED, *TREES, *HEADS, *GRAPHS)}
 AHEAD = {
-    case.name: case for case in (Case(SPRINTER, batch, do_sample) for batch in (1, 8) for do_sample in (False, True))
+    case.name: case for case in (Case(SPRINTER, batch, do_sample) for batch in (1, 4) for do_sample in (False, True))
 }
 
 

@@ -7,14 +7,14 @@ import torch
 from transformers import CONFIG_MAPPING, DynamicCache, EncoderDecoderCache, StaticCache
 
 from hf_lossy_assist.compat.caches import attention_windows, new_cache, rollback, text_cache
+from tests.architectures import family
 from tests.encoder_decoders import made
 from tests.tiny_models import tiny
-from tests.trial.families import family
 
 WINDOWS = {
     "llama": [None, None],
     "mistral": [8, 8],
-    "llama4_text": [16, 16],
+    "llama4_text": [16, None],
     "gemma3_text": [8, None],
     "gemma3n_text": [8, None] * 2,  # the last two layers read the keys of the first
     "lfm2": [None, None],  # of four layers, two attend

@@ -13,8 +13,8 @@ from transformers import CONFIG_MAPPING, PreTrainedModel, StaticCache
 from hf_lossy_assist import LossyError, enable, prepack, quantize_draft
 from hf_lossy_assist.compat.caches import CACHE
 from hf_lossy_assist.compat.probe import ask, shares_forwards
+from tests.architectures import made
 from tests.parity import assert_lossless
-from tests.sweep.models import made
 from tests.tiny_models import noisy_copy, padded, prompt, tiny
 from tests.trial.drawing import attempt
 

@@ -18,6 +18,7 @@ from hf_lossy_assist import LossyError
 from hf_lossy_assist.compat.caches import CACHE
 from tests.acceptors.fixtures import P, Q, chi_square_p
 from tests.acceptors.table import ROWS, row_id
+from tests.architectures import family
 from tests.parity import assert_same_rows
 from tests.tiny_models import (
     ARCHITECTURES,
@@ -29,7 +30,6 @@ from tests.tiny_models import (
     prompt,
     tiny,
 )  # fmt: skip
-from tests.trial.families import family
 
 TOKENS = 24
 GREEDY = {"do_sample": False, "max_new_tokens": TOKENS, "eos_token_id": None, "return_dict_in_generate": True}

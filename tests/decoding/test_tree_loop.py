@@ -13,11 +13,11 @@ from hf_lossy_assist.drafting.tree import TreeDrafter
 from hf_lossy_assist.heads import JudgeConfig, JudgeHead, ModelIdentity
 from tests.acceptors.fixtures import chi_square_p, count_texts, law_of_texts, pooled
 from tests.acceptors.table import ROWS, Row, row_id
+from tests.architectures import ATTENDING, RECURRENT, family
 from tests.eagle3_heads import layer, random_head, trained_pair
 from tests.parity import assert_same_rows, assert_same_text
 from tests.tiny_models import ARCHITECTURES, LENGTHS, noisy_copy, padded, prompt, tiny
 from tests.trees import path_to
-from tests.trial.families import ATTENDING, RECURRENT, family
 
 GREEDY = {"do_sample": False, "return_dict_in_generate": True, "output_logits": True, "max_new_tokens": 24}
 TREE = {"depth": 4, "top_k": 3, "nodes": 12}

@@ -13,10 +13,10 @@ from hf_lossy_assist import LossyError, enabled, last_stats
 from hf_lossy_assist.drafting import lookup_first
 from hf_lossy_assist.drafting.lookup_first import SHORTEST, LookupFirstDrafter, Repeats, _Row
 from tests.acceptors.fixtures import P, Q, chi_square_p
+from tests.architectures import family
 from tests.drafting.looking_up import sometimes
 from tests.eagle3_heads import random_head
 from tests.encoder_decoders import made
-from tests.families import family, has_family
 from tests.parity import TIE, assert_lossless
 from tests.tiny_models import ARCHITECTURES, constant, noisy_copy, padded, prompt, tiny
 from tests.two_tokenizers import BOTH, prompts
@@ -137,8 +137,7 @@ def test_lossless_parity_with_other_drafters(drafter: str, batched: bool):
 
 
 def recurrent():
-    model = family("Mamba2" if has_family("Mamba2") else "FalconH1")
-    return tiny("llama"), {"assistant_model": model}, {"input_ids": prompt()}
+    return tiny("llama"), {"assistant_model": family("mamba2")[0]}, {"input_ids": prompt()}
 
 
 def translated():

@@ -24,11 +24,11 @@ from hf_lossy_assist.models import recurrent
 from tests import dflash_heads, eagle3_heads
 from tests.acceptors.fixtures import chi_square_p, count_texts, law_of_texts, pooled
 from tests.acceptors.table import PUBLISHED, ROWS, row_id
+from tests.architectures import family
 from tests.dflash_heads import BLOCK, random_dflash, trained_dflash
 from tests.drafting.looking_up import sometimes
 from tests.drafting.mtp_reference import Reference
 from tests.drafting.uncached import dflash_logits, eagle3_logits
-from tests.families import CONFIGS, family, has_family
 from tests.graphs import Backend, Recorder, record
 from tests.mtp_checkpoints import FAMILIES, loaded, write
 from tests.parity import assert_lossless, assert_same_text
@@ -176,13 +176,13 @@ def test_a_head_s_own_lm_head_costs_once():
     assert price_of(head, target) == pytest.approx(sum(x.numel() for x in head.parameters()) / of_target)
 
 
-HYBRIDS = [name for name in ("Qwen3Next", "FalconH1", "Mamba2") if has_family(name)]
+HYBRIDS = ["qwen3_next", "falcon_h1", "mamba2"]
 
 
 @pytest.mark.parametrize(("name", "replay"), [*((name, 32) for name in HYBRIDS), *((name, 1) for name in HYBRIDS[:1])])
 def test_dflash_drafts_for_targets_with_recurrent_states(name, replay, compared, looks_up, monkeypatch):
     """They read kept tokens with the next draft, or before it; rows are decoded one after another."""
-    target = family(name)
+    target = family(name)[0]
     if obstacle_to_rollback(target, several=True) is not None:
         pytest.skip("this version's rows don't go on from a state alone as in a batch")
     monkeypatch.setattr(recurrent, "LONGEST_REPLAY", replay)
@@ -199,7 +199,7 @@ def test_dflash_drafts_for_targets_with_recurrent_states(name, replay, compared,
 @pytest.mark.parametrize("name", ["llama", *HYBRIDS[:1], "mistral"])
 def test_dflash_goes_on_from_a_cache_that_holds_the_beginning(name, compared):
     """The states of the beginning are unknown, so the head says what it would say if nothing stood before."""
-    target = family(name) if name in CONFIGS else tiny(name)
+    target = family(name)[0] if name in HYBRIDS else tiny(name)
     head, text = random_dflash(), prompt(9, seed=1)
     plain = target.generate(text, max_new_tokens=20, eos_token_id=None, do_sample=False, return_dict_in_generate=True,
                             output_logits=True)  # fmt: skip

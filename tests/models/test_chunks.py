@@ -10,9 +10,9 @@ import torch
 
 from hf_lossy_assist import LossyUnsupportedError, LossyValueError
 from hf_lossy_assist.compat.probe import ask
+from tests.architectures import family
 from tests.parity import assert_same_rows
 from tests.tiny_models import noisy_copy, padded, prompt, tiny
-from tests.trial.families import family
 
 GREEDY = {"do_sample": False, "max_new_tokens": 12, "return_dict_in_generate": True}
 ROWS = padded((40, 23, 31))

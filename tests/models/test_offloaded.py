@@ -9,10 +9,10 @@ import torch
 
 from hf_lossy_assist.compat.caches import CACHE
 from hf_lossy_assist.compat.probe import obstacle_to_rollback
+from tests.architectures import family
 from tests.dflash_heads import random_dflash
 from tests.eagle3_heads import random_head
 from tests.encoder_decoders import made
-from tests.families import family
 from tests.mtp_checkpoints import loaded, write
 from tests.parity import assert_lossless
 from tests.tiny_models import noisy_copy, padded, prompt, tiny
@@ -42,9 +42,9 @@ def _no_streams(monkeypatch):
     monkeypatch.setattr(torch.cuda, "default_stream", lambda *device: NoStream())
 
 
-@pytest.fixture(scope="module", params=["llama", "gemma3", "Qwen3Next"])
+@pytest.fixture(scope="module", params=["llama", "gemma3", "qwen3_next"])
 def pair(request):
-    model = family(request.param) if request.param[0].isupper() else tiny(request.param)
+    model = family(request.param)[0] if request.param == "qwen3_next" else tiny(request.param)
     if obstacle_to_rollback(model, several=True) is not None:
         pytest.skip("does not go on from a state in this version")
     return model, noisy_copy(model, 0.003)

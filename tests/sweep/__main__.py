@@ -20,8 +20,9 @@ import transformers
 from rich.console import Console
 from rich.table import Table
 
+from tests.architectures import ARCHITECTURES
+
 from .cases import BAD, rows_of
-from .models import ARCHITECTURES
 
 SECONDS = 600
 """After which an architecture is given up."""

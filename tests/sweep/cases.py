@@ -10,10 +10,9 @@ from transformers import DynamicCache, PreTrainedModel
 
 from hf_lossy_assist import LossyError, enable
 from hf_lossy_assist.compat.caches import CACHE
+from tests.architectures import made
 from tests.tiny_models import noisy_copy, padded, prompt
 from tests.trial.drawing import attempt
-
-from .models import made
 
 BAD = ("wrong", "crashed", "refused late")
 TIE = {torch.float64: 1e-5, torch.float32: 1e-3}

@@ -16,12 +16,12 @@ from hf_lossy_assist import LossyError, enabled, last_stats
 from hf_lossy_assist.compat.caches import CACHE
 from hf_lossy_assist.compat.models import forward_accepts, supports_static_cache, unwrap
 from hf_lossy_assist.compat.probe import obstacle_to_rollback
+from tests.architectures import ATTENDING, RECURRENT, family
 from tests.golden.cases import RULES
 from tests.parity import assert_same_rows
 from tests.tiny_models import LENGTHS, VOCAB, padded, prompt
 
 from .drawing import GENERATION, RUN_SETTINGS, attempt, fields_of, random_rules, some
-from .families import ATTENDING, RECURRENT, family
 from .readers import READERS, SEEING, decoder_of_whisper, inputs_of, reader
 from .surroundings import SURROUNDINGS
 

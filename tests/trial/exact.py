@@ -11,9 +11,10 @@ from transformers import PreTrainedModel
 
 from hf_lossy_assist import LossyError
 from hf_lossy_assist.compat.probe import obstacle_to_rollback
+from tests.architectures import made
 from tests.parity import assert_same_rows
+from tests.tiny_models import noisy_copy
 from tests.trial.drawing import attempt
-from tests.trial.families import family
 
 # Rows end at different times, and the padding token, by which some models count positions, is no part of a text.
 GREEDY = {"do_sample": False, "max_new_tokens": 14, "eos_token_id": [5, 9, 20, 30], "pad_token_id": 0,
@@ -32,7 +33,8 @@ DRAFTERS = CHAINS | {"tree": lambda draft: {"assistant_model": draft, "lossy_con
 @functools.cache
 def exact(name: str) -> tuple[PreTrainedModel, PreTrainedModel]:
     """Return a family's pair in double precision."""
-    return tuple(copy.deepcopy(model).double() for model in family(name))
+    target = made(name)
+    return target, noisy_copy(target)
 
 
 def generated(target: PreTrainedModel, inputs: Mapping[str, Any], **kwargs: Any) -> Any:

@@ -15,10 +15,9 @@ from torch import Tensor
 from transformers import PreTrainedModel, WhisperForCausalLM
 
 from tests import encoder_decoders
+from tests.architectures import family
 from tests.multimodal_models import MODELS, asked
 from tests.tiny_models import LENGTHS, noisy_copy, padded
-
-from .families import family
 
 SEEING = tuple(MODELS)
 ENCODING = tuple(encoder_decoders.ARCHITECTURES)

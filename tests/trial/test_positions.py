@@ -9,16 +9,16 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import CONFIG_MAPPING, AutoModelForCausalLM, AutoModelForSeq2SeqLM, PreTrainedModel, StaticCache
+from transformers import AutoModelForSeq2SeqLM, PreTrainedModel, StaticCache
 
 from hf_lossy_assist.compat import probe
 from hf_lossy_assist.compat.caches import CACHE
 from hf_lossy_assist.compat.models import forward_accepts
 from hf_lossy_assist.compat.probe import obstacle_to_rollback, shares_forwards
-from tests.tiny_models import VOCAB, padded, prompt
+from tests.architectures import COUNTING, ENCODERS, TYPED, family, made
+from tests.tiny_models import padded, prompt
 from tests.trial.calls import filled
 from tests.trial.exact import CHAINS, DRAFTERS, assert_refused, assert_right, exact
-from tests.trial.families import _COMMON, COUNTING, FAMILIES, TYPED, family
 
 ROWS = {
     "one": lambda: {"input_ids": prompt(), "attention_mask": torch.ones(1, 7).long()},
@@ -36,15 +36,17 @@ def test_rows_of_decoders_that_count_by_column(name: str, drafter: str, rows: st
     assert_right(target, ROWS[rows](), CHAINS[drafter](draft))
 
 
-@pytest.mark.parametrize("name", ["bloom", "mpt", "llama", "gpt2", "bert"])
+@pytest.mark.parametrize("name", ["bloom", "mpt", "llama", "gpt2", "bert", "gemma3n_text", "gemma4_text"])
 def test_rows_of_other_decoders_are_decoded_together(name: str):
     target, draft = exact(name)
     assert shares_forwards(target)
     assert_right(target, padded(), CHAINS["model"](draft))
 
 
-def test_a_draft_that_counts_by_column():
-    assert_right(exact("gpt2")[0], padded(), CHAINS["model"](exact("bart")[0]))
+@pytest.mark.parametrize("name", ["bart", "lfm2", "lfm2_moe", "gemma3n_text", "gemma4_text"])
+def test_a_draft_of_another_kind(name: str):
+    """It counts by column, keeps states that can't be moved with rows, or has layers that share their keys."""
+    assert_right(exact("llama")[0], padded(), CHAINS["model"](exact(name)[0]))
 
 
 @pytest.mark.parametrize("name", TYPED)
@@ -81,9 +83,7 @@ def test_positions_of_a_caller_s_own_on_a_static_cache(name: str, drafter: str):
 
 def test_the_highest_position_is_the_text_s_own():
     """A model with just as many positions as the texts reach is asked for no other."""
-    config = CONFIG_MAPPING["gpt2"](**_COMMON | FAMILIES["gpt2"] | {"n_positions": 7 + 14 + 7 + 6})
-    torch.manual_seed(0)
-    target = AutoModelForCausalLM.from_config(config).eval().double()
+    target = made("gpt2", n_positions=7 + 14 + 7 + 6)
     for drafter in DRAFTERS:
         assert_right(target, shifted(ROWS["equal"]()), DRAFTERS[drafter](target), eos_token_id=None)
 
@@ -101,9 +101,7 @@ SWITCHING = {
 def switching(name: str) -> PreTrainedModel:
     """Return a model whose rotary frequencies change in the middle of a text."""
     kind, changes = SWITCHING[name]
-    torch.manual_seed(0)
-    config = CONFIG_MAPPING[kind](**{k: v for k, v in _COMMON.items() if k != "head_dim"} | changes)
-    return AutoModelForCausalLM.from_config(config).eval().double()
+    return made(kind, **changes)
 
 
 def ahead(target: PreTrainedModel, padding: int = 0) -> dict[str, Any]:
@@ -135,9 +133,6 @@ def test_a_static_cache_with_only_the_new_ids():
     assert_right(target, inputs | {"input_ids": whole}, CHAINS["model"](draft), eos_token_id=None)
 
 
-ENCODERS = [name for name in TYPED if "is_decoder" in FAMILIES[name]]
-
-
 @pytest.mark.parametrize("drafter", ["model", "look-up", "tree"])
 @pytest.mark.parametrize("name", ENCODERS)
 def test_encoders_are_no_targets_and_no_drafts(name: str, drafter: str):
@@ -149,34 +144,19 @@ def test_encoders_are_no_targets_and_no_drafts(name: str, drafter: str):
         assert_refused(family("llama")[0], padded(), DRAFTERS[drafter](encoder), "`assistant_model`", "is_decoder=True")
 
 
-_PROPHET = {"vocab_size": VOCAB, "hidden_size": 32, "encoder_ffn_dim": 48, "num_encoder_layers": 2, "ngram": 2,
-            "num_encoder_attention_heads": 4, "decoder_ffn_dim": 48, "num_decoder_layers": 2, "num_buckets": 8,
-            "num_decoder_attention_heads": 4, "relative_max_distance": 16, "decoder_start_token_id": 3,
-            "init_std": 0.3}  # fmt: skip
-_FSMT = {"langs": ["en", "de"], "src_vocab_size": VOCAB, "tgt_vocab_size": VOCAB, "d_model": 32, "encoder_layers": 2,
-         "decoder_layers": 2, "encoder_attention_heads": 4, "decoder_attention_heads": 4, "encoder_ffn_dim": 48,
-         "decoder_ffn_dim": 48, "num_beams": 1, "decoder_start_token_id": 3, "init_std": 0.3}  # fmt: skip
-_CPMANT = {"vocab_size": VOCAB, "hidden_size": 32, "num_attention_heads": 4, "dim_head": 8, "dim_ff": 48,
-           "num_hidden_layers": 2, "prompt_length": 4, "prompt_types": 4, "segment_types": 4}  # fmt: skip
-ONE_BY_ONE = {
-    "prophetnet": (AutoModelForSeq2SeqLM, _PROPHET), "prophetnet alone": (AutoModelForCausalLM, _PROPHET),
-    "fsmt": (AutoModelForSeq2SeqLM, _FSMT), "cpmant": (AutoModelForCausalLM, _CPMANT),
-}  # fmt: skip
+ONE_BY_ONE = {"prophetnet": AutoModelForSeq2SeqLM, "prophetnet alone": None, "fsmt": None, "cpmant": None}
 
 
 @pytest.mark.parametrize("name", ONE_BY_ONE)
 def test_targets_that_read_one_token_at_a_time(name: str):
-    kind, sizes = ONE_BY_ONE[name]
-    target = kind.from_config(CONFIG_MAPPING[name.split()[0]](**sizes)).eval()
+    target = made(name, auto=ONE_BY_ONE[name]).float()
     for rows in ("one", "equal"):
         assert_refused(target, ROWS[rows](), CHAINS["look-up"](target), "can read only one token")
         assert_refused(target, ROWS[rows](), CHAINS["model"](target), "`assistant_model`")
 
 
 def test_a_model_without_a_cache_is_a_target_and_no_draft():
-    sizes = {"vocab_size": VOCAB, "n_positions": 256, "n_embd": 32, "n_layer": 2, "n_head": 4}
-    torch.manual_seed(0)
-    target = AutoModelForCausalLM.from_config(CONFIG_MAPPING["openai-gpt"](**sizes)).eval().double()
+    target = made("openai-gpt")
     assert not forward_accepts(target, CACHE)
     for rows in ROWS:
         assert_right(target, ROWS[rows](), CHAINS["look-up"](target))

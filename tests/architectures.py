@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from typing import Any
 
@@ -18,9 +19,7 @@ from transformers.models.auto.modeling_auto import (
     MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES,
 )
 
-from tests.families import CONFIGS
-from tests.tiny_models import VOCAB
-from tests.trial.families import FAMILIES
+from tests.tiny_models import VOCAB, noisy_copy
 
 ARCHITECTURES = (
     *dict.fromkeys((*MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, *MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES)),
@@ -68,48 +67,108 @@ _SIZES = {
 _INDEXED = {"indexer_n_heads": 2, "indexer_kv_heads": 1, "indexer_head_dim": 8, "indexer_budget": 4,
             "indexer_compress_ratio": 2, "layer_types": ["linear_attention", "indexed_attention"],
             "num_hidden_layers": 2}  # fmt: skip
+_SHARING = {"num_hidden_layers": 4, "num_kv_shared_layers": 2,
+            "layer_types": ["sliding_attention", "full_attention"] * 2}  # fmt: skip
+_CONVOLUTIONS = {"num_hidden_layers": 4, "layer_types": ["conv", "full_attention"] * 2, "conv_L_cache": 3}
+_EVERY_OTHER = {"attn_layer_period": 2, "attn_layer_offset": 1}
+_ZAMBA = {"num_key_value_heads": 4, "attention_hidden_size": 64}
 _MORE: Mapping[str, Mapping[str, Any]] = {
-    "kimi_linear": CONFIGS["KimiLinear"] | {"num_hidden_layers": 2},
-    "minimax_m3_vl_text": {"index_n_heads": 2, "layer_types": ["full_attention", "minimax_m3_sparse"]},
     "bailing_hybrid": {"n_group": 1, "topk_group": 1, "num_experts": 8},
-    "deepseek_v2": {"num_experts_per_tok": 2, "moe_intermediate_size": 16},
-    "zamba": CONFIGS["Zamba"] | {"attention_hidden_size": 64},
-    "zamba2": CONFIGS["Zamba2"] | {"attention_hidden_size": 64},
+    "bamba": {"attn_layer_indices": [1]},
+    "blt": {"encoder_hash_byte_group_vocab": 64, "num_hidden_layers": 2},
+    "codegen": {"rotary_dim": 4},
     "cohere_compass_text": {"rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 10000.0}}},
-    "dots3_note": {"text_config": {"per_layer_config": None}},
-    "dots3_note_text": {"per_layer_config": None},
-    "hunyuan_v1_dense": {"head_dim": 8},
-    "hunyuan_v1_moe": {"head_dim": 8},
-    "ministral": {"head_dim": 8},
-    "nemotron": {"head_dim": 8, "num_key_value_heads": 2},
     "dbrx": {"attn_config": {"rope_theta": 10000.0, "clip_qkv": 8.0}},
-    "led": {"attention_window": 8},
-    "qwen4_exp_text": _INDEXED,
-    "qwen4_exp": {"text_config": _INDEXED},
-    "zaya": {"num_experts_per_tok": 1},
-    "reformer": {"axial_pos_embds": False, "is_decoder": True, "num_buckets": 2},
+    "deepseek_v2": {"num_experts_per_tok": 2, "moe_intermediate_size": 16},
+    "deepseek_v4": {"compress_rates": {"compressed_sparse_attention": 2, "heavily_compressed_attention": 4}},
     "dory": {
-        "num_hidden_layers": 3,
-        "n_input_layers": 1,
-        "n_recurrent_layers": 1,
-        "n_output_layers": 1,
+        "num_hidden_layers": 3, "n_input_layers": 1, "n_recurrent_layers": 1, "n_output_layers": 1,
         "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
     },
-    "blt": {"encoder_hash_byte_group_vocab": 64, "num_hidden_layers": 2},
-    "deepseek_v4": {"compress_rates": {"compressed_sparse_attention": 2, "heavily_compressed_attention": 4}},
     "dory last_loop": {"recurrent_kv_cache_mode": "last_loop"},
-}
-"""What an architecture needs besides, where small sizes don't fit together."""
+    "dots1": {"n_routed_experts": 4, "n_shared_experts": 1, "moe_intermediate_size": 16},
+    "dots3_note": {"text_config": {"per_layer_config": None}},
+    "dots3_note_text": {"per_layer_config": None},
+    "falcon_h1": {"mamba_d_ssm": 64},
+    "fsmt": {"langs": ["en", "de"], "src_vocab_size": VOCAB, "tgt_vocab_size": VOCAB, "num_beams": 1},
+    "gemma3n_text": _SHARING | {"laurel_rank": 4, "activation_sparsity_pattern": [0.0] * 4,
+                                "intermediate_size": [48] * 4, "altup_num_inputs": 2},
+    "gemma4_text": _SHARING,
+    "gpt_neo": {"num_layers": 2, "attention_types": [[["global", "local"], 1]]},
+    "gptj": {"rotary_dim": 4},
+    "granitemoehybrid": {"layer_types": ["mamba", "attention"]},
+    "hunyuan_v1_dense": {"head_dim": 8},
+    "hunyuan_v1_moe": {"head_dim": 8},
+    "jamba": _EVERY_OTHER | {"expert_layer_period": 2, "expert_layer_offset": 1},
+    "kimi_linear": {
+        "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 4, "num_local_experts": 4,
+        "num_experts_per_tok": 2, "moe_intermediate_size": 24, "kv_lora_rank": 8, "qk_rope_head_dim": 4,
+        "v_head_dim": 8, "qk_nope_head_dim": 4, "linear_head_dim": 8, "linear_num_heads": 4, "intermediate_size": 48,
+        "layer_types": ["linear_attention", "full_attention"], "mlp_layer_types": ["dense", "sparse"],
+    },
+    "led": {"attention_window": 8},
+    "lfm2": _CONVOLUTIONS,
+    "lfm2_moe": _CONVOLUTIONS | {"num_dense_layers": 1},
+    "mamba2": {"head_dim": 16},
+    "minimax": {"layer_types": ["linear_attention", "full_attention"], "block_size": 8},
+    "minimax_m3_vl_text": {"index_n_heads": 2, "layer_types": ["full_attention", "minimax_m3_sparse"]},
+    "ministral": {"head_dim": 8},
+    "mpt": {"use_cache": True},
+    "nemotron": {"head_dim": 8, "num_key_value_heads": 2},
+    "qwen4_exp": {"text_config": _INDEXED},
+    "qwen4_exp_text": _INDEXED,
+    "recurrent_gemma": {"num_hidden_layers": 3},
+    "reformer": {"axial_pos_embds": False, "is_decoder": True, "num_buckets": 2},
+    "roc_bert": {"enable_pronunciation": False, "enable_shape": False, "pronunciation_vocab_size": 8,
+                 "shape_vocab_size": 8},
+    "xmod": {"languages": ["en"], "default_language": "en", "adapter_reduction_factor": 2},
+    "xlm-roberta-xl": {"type_vocab_size": 2},
+    "zamba": _ZAMBA | _EVERY_OTHER | {"num_hidden_layers": 4},
+    "zamba2": _ZAMBA | {"n_mamba_heads": 8, "layers_block_type": ["mamba", "hybrid"]},
+    "zaya": {"num_experts_per_tok": 1},
+}  # fmt: skip
+"""What an architecture needs besides, where small sizes don't fit together or would leave a kind of layer out."""
+
+COUNTING = (
+    "bart", "mbart", "marian", "pegasus", "blenderbot", "blenderbot-small", "mvp", "plbart", "bigbird_pegasus",
+    "trocr", "whisper", "roformer",
+)  # fmt: skip
+"""Decoders whose positions are their cache's columns."""
+ENCODERS = (
+    "bert", "roberta", "camembert", "data2vec-text", "ernie", "megatron-bert", "xlm-roberta", "xlm-roberta-xl",
+    "roberta-prelayernorm", "big_bird", "electra", "rembert", "roc_bert", "xmod", "roformer",
+)  # fmt: skip
+"""Those that decode only where their configuration says so."""
+TYPED = ("gpt2", "gpt_bigcode", "gptj", "codegen", "gpt_neo", *ENCODERS)
+"""Those that read token types."""
+RECURRENT = (
+    "minimax", "mamba", "mamba2", "falcon_mamba", "jamba", "bamba", "falcon_h1", "granitemoehybrid", "qwen3_next",
+    "recurrent_gemma", "rwkv",
+)  # fmt: skip
+"""Those with a state that may be of no use after a rejection."""
+STATES = (
+    *RECURRENT, "zamba", "zamba2", "qwen3_5_text", "nemotron_h", "olmo_hybrid", "kimi_linear", "lfm2", "lfm2_moe",
+    "zaya", "xlstm",
+)  # fmt: skip
+"""Those with layers that keep a state instead of, or beside, keys and values."""
+ATTENDING = (
+    "llama", "qwen2", "qwen3", "gemma", "gpt_neox", "phi", "phi3", "olmo2", "cohere", "granite", "stablelm",
+    "starcoder2", "smollm3", "glm4", "bloom", "biogpt", "ctrl", "mpt", "opt", "mistral", "gemma2", "gemma3_text",
+    "gemma3n_text", "gemma4_text", "gpt_oss", "mixtral", "olmoe", "dots1", "deepseek_v3", "llama4_text", "lfm2",
+    "lfm2_moe", *dict.fromkeys((*COUNTING, *TYPED)),
+)  # fmt: skip
+"""Those without one."""
 
 
-def made(name: str, seed: int = 0) -> PreTrainedModel:
-    """Return a random model of an architecture in double precision."""
+def made(name: str, seed: int = 0, auto: Any = None, **values: Any) -> PreTrainedModel:
+    """Return a random model in double precision, of another class or with other ``values`` where they are given."""
     torch.manual_seed(seed)
     variant, name = name, name.split()[0]
-    auto = AutoModelForCausalLM if name in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES else AutoModelForSeq2SeqLM
-    more = {**FAMILIES.get(name, {}), **_MORE.get(name, {}), **_MORE.get(variant, {})}
+    decodes = auto is None and name in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    auto = auto or (AutoModelForCausalLM if decodes else AutoModelForSeq2SeqLM)
+    more = {**_MORE.get(name, {}), **_MORE.get(variant, {}), **values}
     config = small(CONFIG_MAPPING[name], more)
-    if name in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES and hasattr(config, "is_decoder"):
+    if decodes and hasattr(config, "is_decoder"):
         config.is_decoder = True
     with torch.device("meta"):
         size = auto.from_config(config).num_parameters()
@@ -122,6 +181,16 @@ def made(name: str, seed: int = 0) -> PreTrainedModel:
     for name, token in _TOKENS.items():
         setattr(model.generation_config, name, token)
     return model
+
+
+@functools.cache
+def family(name: str) -> tuple[PreTrainedModel, PreTrainedModel]:
+    """Return a target in single precision, and a draft that agrees with it often."""
+    with torch.random.fork_rng():
+        target = made(name).float()
+    draft = noisy_copy(target)
+    target.name_or_path, draft.name_or_path = name, f"{name}-draft"
+    return target, draft
 
 
 def small(kind: type[PretrainedConfig], more: Mapping[str, Any]) -> PretrainedConfig:
