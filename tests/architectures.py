@@ -86,7 +86,7 @@ _MORE: Mapping[str, Mapping[str, Any]] = {
         "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
     },
     "dory last_loop": {"recurrent_kv_cache_mode": "last_loop"},
-    "dots1": {"n_routed_experts": 4, "n_shared_experts": 1, "moe_intermediate_size": 16},
+    "dots1": {"n_routed_experts": 4, "n_shared_experts": 1, "num_experts_per_tok": 2},
     "dots3_note": {"text_config": {"per_layer_config": None}},
     "dots3_note_text": {"per_layer_config": None},
     "falcon_h1": {"mamba_d_ssm": 64},
