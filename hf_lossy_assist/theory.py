@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -21,9 +20,6 @@ from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 from .errors import LossyUnsupportedError, LossyValueError
 from .values import bounded
-
-Seconds = float | tuple[float, float] | Callable[[int], float]
-"""Time of a target forward over n tokens: a constant, ``(base, per_token)`` for ``base + per_token·n``, or T(n)."""
 
 _Read = tuple[list[Tensor], Callable[[Tensor], Any]]
 
@@ -76,49 +72,6 @@ def expected_tokens_per_round(alpha: Any, gamma: int) -> Any:
     return back(total)
 
 
-def expected_speedup(alpha: float, gamma: int, t_draft: float, t_target: Seconds, t_head: float = 0.0) -> float:
-    """Return the mean speed-up of rounds of γ drafted tokens over the target alone.
-
-    ``E[tokens per round] · T(1) / (γ·t_draft + T(γ + 1) + t_head)``, with T(n) the time of a target forward over n
-    tokens. Leviathan et al. 2023, theorem 3.8, assumes a constant T and no head.
-
-    Parameters
-    ----------
-    alpha, gamma
-        α in [0, 1] and γ >= 0; γ = 0 is the target alone, whose speed-up is 1.
-    t_draft, t_target, t_head
-        Time of a draft forward, of a target forward, and of a rule's extra work per round; in one unit.
-
-    Examples
-    --------
-    >>> round(expected_speedup(0.8, gamma=5, t_draft=0.1, t_target=(0.9, 0.1)), 3)
-    1.845
-    """
-    tokens = expected_tokens_per_round(_number("alpha", alpha, 0, 1), gamma)
-    seconds = _round_time(t_draft, t_target, t_head)
-    return tokens * seconds(0) / seconds(gamma)
-
-
-def best_gamma(
-    alpha: float, t_draft: float, t_target: Seconds, t_head: float = 0.0, *, lowest: int = 0, highest: int = 64
-) -> int:
-    """Return the γ in ``[lowest, highest]`` with the largest :func:`expected_speedup`, the smallest of ties.
-
-    An answer of 0 means that the target alone is faster.
-
-    Examples
-    --------
-    >>> best_gamma(0.8, t_draft=0.1, t_target=1.0)
-    6
-    """
-    alpha = _number("alpha", alpha, 0, 1)
-    seconds = _round_time(t_draft, t_target, t_head)
-    if _number("lowest", lowest, 0, integer=True) > _number("highest", highest, 0, integer=True):
-        raise LossyValueError(f"`lowest` has to be at most `highest`, but they are {lowest} and {highest}")
-    tokens = [*accumulate(alpha**i for i in range(highest + 1))]
-    return max(range(lowest, highest + 1), key=lambda gamma: tokens[gamma] / seconds(gamma))
-
-
 def sprinter_law(p: Any, q: Any, fpr: Any) -> Any:
     """Return ``(1 - b)·p + b·q``, the distribution ``(..., V)`` of SPRINTER's tokens.
 
@@ -134,22 +87,6 @@ def sprinter_law(p: Any, q: Any, fpr: Any) -> Any:
     (p, q), back = _distributions(p, q)
     (fpr,), _ = _rates(fpr=fpr)
     return back(p + fpr[..., None] * (q - p))
-
-
-def sprinter_acceptance(p: Any, q: Any, fpr: Any) -> Any:
-    """Return ``1 - (1 - b)·TV(p, q)``, the probability that SPRINTER keeps a drafted token.
-
-    SPRINTER, theorem 7, for the verifier of :func:`sprinter_law`: a token is kept if the verifier commits it, or if the
-    lossless rule then keeps it. At b = 0 this is :func:`lossless_acceptance`.
-
-    Examples
-    --------
-    >>> sprinter_acceptance([0.5, 0.5], [0.75, 0.25], fpr=0.5).item()
-    0.875
-    """
-    (p, q), back = _distributions(p, q)
-    (fpr,), _ = _rates(fpr=fpr)
-    return back(1 - (1 - fpr) * (p - q).clamp(min=0).sum(-1))
 
 
 def sprinter_expected_run_length(tpr: Any, fpr: Any, r: int, max_draft: int | None = None) -> Any:
@@ -278,22 +215,6 @@ def _entries(module: nn.Module) -> int:
     if hasattr(module, "in_features"):
         return module.in_features * module.out_features
     return sum(weight.numel() for weight in module.parameters(recurse=False) if weight.ndim == 2)
-
-
-def _round_time(t_draft: float, t_target: Seconds, t_head: float) -> Callable[[int], float]:
-    """Return the time of a round as a function of its drafted tokens; 0 drafted tokens is the target alone."""
-    t_draft, t_head, verify = _number("t_draft", t_draft, 0), _number("t_head", t_head, 0), t_target
-    if not callable(t_target):
-        given = t_target if isinstance(t_target, tuple) and len(t_target) == 2 else (t_target, 0.0)
-        base, per_token = (_number("t_target", value, 0) for value in given)
-        verify = lambda n: base + per_token * n  # noqa: E731
-
-    def seconds(gamma: int) -> float:
-        if not (verified := verify(gamma + 1)) > 0:
-            raise LossyValueError(f"`t_target` has to be > 0, but is {verified!r} for {gamma + 1} tokens")
-        return gamma * t_draft + verified + (t_head if gamma else 0.0)
-
-    return seconds
 
 
 def _run_length(tpr: Tensor, fpr: Tensor, r: int, bound: int | None) -> Tensor:
