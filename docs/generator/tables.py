@@ -9,7 +9,7 @@ from pathlib import Path
 
 from hf_lossy_assist.acceptors import REGISTRY, Acceptor, GreedyRule, Setting, settings_of
 from hf_lossy_assist.acceptors.registry import Formula
-from hf_lossy_assist.cli.rule_pages import reads_of
+from hf_lossy_assist.cli.rules import reads_of
 
 ROOT = Path(__file__).parents[2]
 HEADER = ("name", "source", "file", "settings: default (bounds)", "reads", "lossless at")

@@ -10,13 +10,9 @@ from cyclopts import Parameter
 from ..errors import need
 from . import options
 from .console import Console
-from .options import AT_LEAST_1, commas
+from .options import AT_LEAST_1
 
 LENGTHS = Parameter(group=options.DECODING, help="Draft lengths to show, as in 2,5; each rule's best by default.")
-COSTS = Parameter(
-    group=options.OUTPUT,
-    help="Also a table for hardware where a drafted token takes so much of a token's; 0.02,0.05 for several.",
-)
 
 
 def advise(
@@ -33,11 +29,9 @@ def advise(
         str | None,
         Parameter(group=options.DECODING, help="Rules with settings, as for evaluate; the usual ones by default."),
     ] = None,
-    gammas: Annotated[tuple[int, ...], commas(int), LENGTHS] = (),
+    gammas: Annotated[tuple[int, ...], options.COMMAS, LENGTHS] = (),
     max_new_tokens: options.MaxNewTokens = None,
     decoding: options.Decoding = options.Decoding(),
-    draft_cost: Annotated[tuple[float, ...], commas(float), COSTS] = (),
-    tune: Annotated[bool, Parameter(group=options.OUTPUT, help="Time more draft lengths, more often.")] = False,
     as_json: Annotated[
         bool, Parameter(name="--json", group=options.OUTPUT, help="Print what advice.json has, in place of tables.")
     ] = False,
@@ -55,15 +49,12 @@ def advise(
     decoding.check()
     models.check({})
     task, scored = prompts.of(models.pair)
-    from ..evaluation.advice.advice import DRAFT_COST
     from ..evaluation.advice.advising import advise as advice_on
 
-    for share in draft_cost:
-        DRAFT_COST.check("draft_cost", share)
     pair, screen = models.load(), Console(stderr=as_json)
     advice = advice_on(
         pair.target, pair.draft, pair.tokenizer, task, modes=modes, gammas=gammas, limit=limit,
-        split=prompts.chosen_split(), max_new_tokens=max_new_tokens, **decoding.law, batch_size=batch_size, tune=tune,
+        split=prompts.chosen_split(), max_new_tokens=max_new_tokens, **decoding.law, batch_size=batch_size,
         seed=decoding.seed or 0, out=out, measure="task" if scored else None,
     )  # fmt: skip
     if as_json:
@@ -72,8 +63,5 @@ def advise(
     screen.print("\n".join(advice.said), highlight=False)
     screen.print(advice.table())
     screen.print(advice.next_step, highlight=False, soft_wrap=True)
-    for share in draft_cost:
-        screen.print(f"where a drafted token takes {share:g} of a token of the target:", highlight=False)
-        screen.print(advice.with_draft_cost(share).table())
     if out is not None:
         screen.print(f"written: {out}", style="dim", soft_wrap=True)

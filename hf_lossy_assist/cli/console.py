@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console as AnyConsole
 from rich.console import ConsoleOptions, RenderableType
 from rich.segment import Segment
+from rich.table import Column, Table
 
 from ..errors import printable
 
@@ -21,6 +23,14 @@ class Console(AnyConsole):
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         for segment in super().render(renderable, options):
             yield segment if segment.control else Segment(printable(segment.text), segment.style)
+
+
+def figures_table(figures: Mapping[str, object], title: str | None = None) -> Table:
+    """Lay out named figures, a line each."""
+    table = Table(Column(), Column(justify="right"), title=title, box=SIMPLE_HEAD, show_header=False)
+    for name, value in figures.items():
+        table.add_row(name, str(value))
+    return table
 
 
 def limit_threads(threads: int | None) -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import json
+from importlib.resources import files
 from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
@@ -39,84 +39,53 @@ def demo(
 
     limit_threads(threads)
     disable_progress_bar()
-    screen = Console()
-    evaluation = Evaluation(
-        pairs.load("arithmetic"), parse_modes(MODES), reference="plain", limit=limit, batch_size=_BATCH_SIZE
-    )
-    screen.print(f"{limit} problems, each answered in {len(evaluation.modes)} modes", style="dim")
+    screen, said = Console(), _said()
+    pair, modes = pairs.load("arithmetic"), parse_modes(MODES)
+    evaluation = Evaluation(pair, modes, reference="plain", limit=limit, batch_size=_BATCH_SIZE)
+    screen.print(said["asked"].format(limit=limit, modes=len(modes)), style="dim")
     result = evaluation.complete(None)
-    verdict = Verdict.of(result)
+    shown, words = verdict_of(result)
     answers = by_mode(result.answers)
-    plain, rule = (answers[label] for label in (verdict.shown[0], verdict.shown[-1]))
+    plain, rule = answers[shown[0]], answers[shown[-1]]
     # Show a question that both answer right, and in which only the lossy rule keeps some tokens.
     known = (i for i in range(limit) if plain[i].score == rule[i].score == 1 and rule[i].lossy)
-    screen.print(_side_by_side(evaluation, verdict.shown, next(known, 0), colour=screen.color_system is not None))
+    screen.print(_side_by_side(evaluation, shown, next(known, 0), colour=screen.color_system is not None))
     screen.print(score_table([*result.modes.values()], evaluation.reference))
-    screen.print(
-        f"plain: the target alone. RULE@N: the rule, with N drafted tokens a round. {_BATCH_SIZE} texts at a time.",
-        style="dim",
-    )
-    screen.print(f"[bold]Verdict:[/] {verdict.words}", highlight=False, markup=True)
-    screen.print(
-        "These models are tiny, and made for this task. Real ones gain less, and some rules cost them right answers: "
-        "measure yours by `lossy-assist evaluate`.",
-        style="dim",
-    )
+    screen.print(said["modes"].format(size=_BATCH_SIZE), style="dim")
+    screen.print(f"[bold]Verdict:[/] {words}", highlight=False, markup=True)
+    screen.print(said["real"], style="dim")
 
 
-@dataclass(frozen=True)
-class Verdict:
-    """Which rule to take, in words, and the labels of the modes that it is about: reference, lossless, rule."""
-
-    shown: tuple[str, str, str]
-    words: str
-
-    @classmethod
-    def of(cls, result: EvaluationResult) -> Verdict:
-        """Compare the fastest rule that is not shown to lose points with the fastest lossless setting.
-
-        All modes answer a batch before any answers the next, so speeds are compared batch by batch.
-        """
-        plain, rows = result.reference, result.modes
-        settings = [label for label in rows if label.partition("@")[0] == "lossless"]
-        rules = [label for label in rows if label not in (plain, *settings)]
-        good = [label for label in rules if rows[label].high >= 0]
-        lossless, rule = (max(labels, key=lambda x: rows[x].tokens_per_second) for labels in (settings, good or rules))
-        times = rows[rule].speed.times
-        speed = (
-            f"{rule} is the fastest rule{' that is not shown to lose points' if good else ''}: "
-            f"{times['lossless']} × as fast as {lossless}, the fastest lossless setting, and "
-            f"{times['plain']} × as fast as the target alone (in brackets: a 95 % interval over the "
-            "batches)."
-        )
-        slow = ""
-        if times["lossless"][1] <= 1:
-            slow = f"No rule is shown to be faster than {lossless}, the fastest lossless setting."
-        bad = "" if good else "Every rule is shown to lose points."
-        return cls((plain, lossless, rule), " ".join(filter(None, (slow, bad, speed, _loss(result, rule)))))
+def _said() -> dict[str, str]:
+    return json.loads(files(__package__).joinpath("demo.json").read_text(encoding="utf-8"))
 
 
-def _loss(result: EvaluationResult, rule: str) -> str:
-    """Say how far a rule's score is from the target's, and why it may be above it."""
+def verdict_of(result: EvaluationResult) -> tuple[tuple[str, str, str], str]:
+    """Return the labels of the reference, a lossless setting and a rule, and in words whether to take the rule.
+
+    The fastest rule that is not shown to lose points is compared with the fastest lossless setting. All modes answer a
+    batch before any answers the next, so speeds are compared batch by batch.
+    """
     from ..evaluation.answers import by_mode
     from ..evaluation.result import points
 
-    score, answers = result.modes[rule], by_mode(result.answers)
-    own, target = answers[rule], answers[result.reference]
+    said, plain, rows = _said(), result.reference, result.modes
+    settings = [label for label in rows if label.partition("@")[0] == "lossless"]
+    rules = [label for label in rows if label not in (plain, *settings)]
+    good = [label for label in rules if rows[label].high >= 0]
+    lossless, rule = (max(labels, key=lambda x: rows[x].tokens_per_second) for labels in (settings, good or rules))
+    times, answers = rows[rule].speed.times, by_mode(result.answers)
+    own, target = answers[rule], answers[plain]
     mended, broken = (sum(a[i].score > b[i].score for i in own) for a, b in ((own, target), (target, own)))
-    said = (
-        f"Its score differs from that of the target alone by {points(score)} points, with 95 % confidence: it answers "
-        f"{mended} problems right that the target alone gets wrong, and {broken} the other way round."
-    )
-    if not mended:
-        return said
-    return (
-        f"{said} A token that a rule keeps may lead to another solution, without the target's error or with one of "
-        "its own, so a lossy rule may score above its target; do not count on it."
-    )
+    parts = ["slow"] * (times["lossless"].low <= 1) + ["bad"] * (not good) + ["fastest", "score"]
+    words = " ".join(said[part] for part in parts + ["above"] * (mended > 0)).format(
+        lossless=lossless, rule=rule, which=said["which"] if good else "", faster=times["lossless"],
+        alone=times["plain"], points=points(rows[rule]), mended=mended, broken=broken,
+    )  # fmt: skip
+    return (plain, lossless, rule), words
 
 
-def _side_by_side(evaluation: Evaluation, shown: Sequence[str], problem: int, *, colour: bool) -> Group:
+def _side_by_side(evaluation: Evaluation, shown: tuple[str, ...], problem: int, *, colour: bool) -> Group:
     from ..evaluation.requests import batches_of, run_request
     from .rendering import marked, traced_text
 
@@ -134,5 +103,5 @@ def _side_by_side(evaluation: Evaluation, shown: Sequence[str], problem: int, *,
         verdicts.append(Text.assemble(verdict, f", {calls} calls of the target"))
     table.add_row(*texts, end_section=True)
     table.add_row(*verdicts)
-    legend = Text.assemble("Tokens kept only by the lossy rule are ", marked("marked", colour=colour), ".")
+    legend = Text.assemble(_said()["legend"], marked("marked", colour=colour), ".")
     return Group(Text(example.prompt.strip()), table, legend)

@@ -11,7 +11,7 @@ from rich.text import Text
 from ..errors import LossyValueError
 from ..generation.spelling import FORM, Spelling
 from . import options
-from .console import Console
+from .console import Console, figures_table
 
 if TYPE_CHECKING:
     from ..evaluation.modes import DecodingMode
@@ -54,7 +54,7 @@ def generate(
 
     from .. import enabled
     from ..generation.config import head_users
-    from .rendering import ConsoleStreamer, stats_table
+    from .rendering import ConsoleStreamer
 
     lookup, heads = decoding.prompt_lookup, models.heads
     example = options.shown(prompt, models.pair)
@@ -95,7 +95,7 @@ def generate(
             "The answer is right." if right else f"The answer is wrong: {example.answer} is right.", style="dim"
         )
     if stats:
-        screen.print(stats_table(output.lossy_stats))
+        screen.print(figures_table(output.lossy_stats.figures(), output.lossy_stats.title))
 
 
 def one_mode(text: str, gamma: int | str | None) -> DecodingMode:

@@ -9,14 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
-from rich.box import SIMPLE_HEAD
-from rich.table import Column, Table
 
 from ..errors import LossyValueError, need
 from ..store.folder import this_process
 from ..tasks.api_model import ApiModel
 from . import options
-from .console import Console
+from .console import Console, figures_table
 
 if TYPE_CHECKING:
     from ..training.label_folder import PromptLabels
@@ -86,7 +84,7 @@ def mine(
     if len(rows) < len(labelling.examples):
         screen.print(f"process {process.number} is done; others are still at work on {out}")
     else:
-        screen.print(summary_table(kind.name, rows))
+        screen.print(figures_table(figures_of(kind.name, rows)))
 
 
 def _api(target: str) -> ApiModel:
@@ -98,25 +96,15 @@ def _api(target: str) -> ApiModel:
     return ApiModel(url, name)
 
 
-def summary_table(kind: str, rows: Sequence[PromptLabels]) -> Table:
-    """Lay out the content of a folder, given its prompts."""
+def figures_of(kind: str, rows: Sequence[PromptLabels]) -> dict[str, object]:
+    """Return what a folder holds, given its prompts."""
     statuses, totals = Counter(row.status for row in rows), Counter[str]()
     for row in rows:
         totals.update({name: value for name, value in row.columns.items() if isinstance(value, int)})
     shown = {"prompts": len(rows)} | {status: statuses[status] for status in ("mined", "skipped", "failed")}
     if kind == "ratio":
-        shown["rows"] = totals["rows"]
-    else:
-        mismatches = totals["mismatches"]
-        cost = f"{totals['target_tokens'] / mismatches:.1f}" if mismatches else ""
-        shown |= {"mismatches": mismatches, "important": _share(totals["important"], mismatches)}
-        shown |= {"target tokens per mismatch": cost}
-        shown |= {"responses tokenised otherwise": totals["retokenised"]} if totals["retokenised"] else {}
-    table = Table(Column(), Column(justify="right"), box=SIMPLE_HEAD, show_header=False)
-    for name, value in shown.items():
-        table.add_row(name, str(value))
-    return table
-
-
-def _share(part: int, whole: int) -> str:
-    return f"{100 * part / whole:.1f} %" if whole else "–"
+        return shown | {"rows": totals["rows"]}
+    found = totals["mismatches"]
+    share, cost = (100 * totals["important"] / found, totals["target_tokens"] / found) if found else (0, 0)
+    shown |= {"mismatches": found, "important": f"{share:.1f} %", "target tokens per mismatch": f"{cost:.1f}"}
+    return shown | ({"responses tokenised otherwise": totals["retokenised"]} if totals["retokenised"] else {})

@@ -50,17 +50,15 @@ POSITIVE = must("a number > 0", lambda x: 0 < x < inf)
 SHARE = must("a number > 0 and <= 1", lambda x: 0 < x <= 1)
 
 
-def commas(kind: type) -> Parameter:
-    """Return what reads numbers separated by commas."""
+def _commas(_: Any, tokens: Any) -> tuple[int, ...]:
+    try:
+        return tuple(map(int, tokens[0].value.split(",")))
+    except ValueError:
+        raise ValueError(f"{tokens[0].value!r} is not a list of numbers separated by commas.") from None
 
-    def read(_: Any, tokens: Any) -> tuple:
-        try:
-            return tuple(map(kind, tokens[0].value.split(",")))
-        except ValueError:
-            raise ValueError(f"{tokens[0].value!r} is not a list of numbers separated by commas.") from None
 
-    return Parameter(converter=read, n_tokens=1)
-
+COMMAS = Parameter(converter=_commas, n_tokens=1)
+"""Reads numbers separated by commas."""
 
 PairName = Literal["arithmetic", "qwen-coder"]
 Out = Annotated[Path | None, Parameter(group=OUTPUT, help="Folder for the results; an interrupted run goes on there.")]

@@ -4,23 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rich.table import Table
 from rich.text import Text
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from ..core.statistics import LossyStats
 from ..decoding.progress import TokenStatusStreamer
 from .console import Console
 
 LOSSY_STYLE = "underline black on yellow"
-
-
-def stats_table(stats: LossyStats) -> Table:
-    table = Table("statistic", "value", title=stats.title)
-    for name, value in stats.figures().items():
-        table.add_row(name, value)
-    return table
 
 
 def marked(text: str, *, colour: bool) -> Text:

@@ -2,19 +2,107 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+import shlex
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
+from rich.box import SIMPLE_HEAD
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
 
+from ..generation.spelling import Spelling
 from ..values import check_name
 from .console import Console
+
+if TYPE_CHECKING:
+    from ..acceptors import Acceptor, Setting
+
+READS = {
+    "draft_probs": "q",
+    "draft_or_point_mass": "q or 1",
+    "hidden": "the target's states",
+    "draft_hidden": "the draft's states",
+    "dropped_heads": "dropped heads",
+}
+"""A rule's ``needs`` in words."""
 
 
 def rules(name: Annotated[str | None, Parameter(help="A rule; all by default.")] = None, /) -> None:
     """List the rules with their settings, sources and what they read besides the target's logits."""
     from ..acceptors import REGISTRY
-    from .rule_pages import rule_page, rules_tables
 
     if name is not None:
         check_name("NAME", name, REGISTRY)
     Console().print(rules_tables() if name is None else rule_page(REGISTRY[name]))
+
+
+def reads_of(rule: type[Acceptor]) -> list[str]:
+    """Return a rule's inputs besides the target's logits, in words."""
+    from ..acceptors import head_type
+
+    if head_type(rule) is not None:
+        return ["a trained head", "its states"]
+    needs = rule().needs
+    return [word for need, word in READS.items() if need in needs]
+
+
+def rules_tables() -> Group:
+    from ..acceptors import REGISTRY, settings_of
+
+    settings = Table("rule", "settings: default (bounds)", "reads", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    sources = Table("rule", "source", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for rule in REGISTRY.values():
+        listed = "\n".join(f"{each.name} {_default(each)} ({_bounds(each)})" for each in settings_of(rule))
+        settings.add_row(*map(Text, (rule.name, listed or "–", ", ".join(reads_of(rule)) or "–")))
+        sources.add_row(*map(Text, (rule.name, rule.paper)))
+    return Group(settings, sources, Text("`lossy-assist rules NAME` says more about one.", style="dim"))
+
+
+def rule_page(rule: type[Acceptor]) -> Group:
+    from ..acceptors import settings_of, summary_of
+
+    settings = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for heading in ("setting", "default", "bounds", "meaning"):
+        settings.add_column(heading, overflow="fold")
+    for each in settings_of(rule):
+        null = f" or null ({each.none_in_words})" if each.may_be_none and each.default is not None else ""
+        settings.add_row(*map(Text, (each.name, _default(each), _bounds(each) + null, each.help)))
+    at = ", ".join(f"{key}={value:g}" for key, value in rule.lossless_at.items()) or "always"
+    strict = "" if rule.lossless_when_sampling else ", greedy"
+    return Group(
+        Text.assemble((rule.name, "bold"), f": {summary_of(rule)}"),
+        Text(f"Source: {rule.paper}"),
+        Text(f"Reads besides the target's logits: {', '.join(reads_of(rule)) or 'nothing'}"),
+        Text(f"Lossless at: {at}{strict}"),
+        settings if settings_of(rule) else Text(),
+        Text(_example(rule)),
+    )
+
+
+def _example(rule: type[Acceptor]) -> str:
+    from ..acceptors import head_type, settings_of
+
+    own = dict(rule.usual) or {x.name: x.default for x in settings_of(rule)[:1] if x.default is not None}
+    head = head_type(rule) is not None
+    python = [f'lossy_mode="{rule.name}"', *([f"lossy_config={own}"] if own else [])]
+    shell = [f"--mode {shlex.quote(str(Spelling(rule.name, own)))}"]
+    return "\n".join(
+        [
+            f"target.generate(**inputs, assistant_model=draft, {', '.join(python + ['lossy_head=HEAD'] * head)})",
+            f"lossy-assist generate --model M --assistant A {' '.join(shell + ['--head HEAD'] * head)} PROMPT",
+        ]
+    )
+
+
+def _default(each: Setting) -> str:
+    if each.default is None:
+        return each.none_in_words
+    return str(each.default) if isinstance(each.default, str | bool) else f"{each.default:g}".replace("inf", "∞")
+
+
+def _bounds(each: Setting) -> str:
+    low = "above 0" if each.low is not None and 0 < each.low < 1e-6 else f"{each.low or 0:g}"
+    bounds = list(each.choices) or ([] if each.low is None else [f"{low} to {each.high:g}"])
+    bounds += ["True or False"] if each.switch else []
+    return " or ".join([*bounds, *([each.word] if each.word else [])]).replace("inf", "∞")

@@ -2,29 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
 from ..errors import need
-from .console import Console, limit_threads
+from .console import Console, figures_table, limit_threads
 from .options import AT_LEAST_0, AT_LEAST_1, PairName, must
 
 if TYPE_CHECKING:
-    from ..evaluation.tables import Column, NumberTable
-    from ..heads import JudgeConfig, ModelIdentity, VerifierConfig
-    from ..training.examples import LabelledMismatch
+    from ..heads import Head, ModelIdentity
 
 # With fewer important tokens, the standard error of a recall of 0.9 is above 3 points.
 _ENOUGH = 100
 
 Out = Annotated[Path, Parameter(help="Folder for the head.")]
-License = Annotated[str | None, Parameter(help="License for the card, as the Hub names it.")]
-Pair = Annotated[PairName | None, Parameter(help="The pair with the models.")]
-Seed = Annotated[int, AT_LEAST_0, Parameter(help="Seed of every random number.")]
-Threads = Annotated[int | None, AT_LEAST_1, Parameter(help="CPU threads; torch's choice by default.")]
+
+
+@Parameter(name="*")
+@dataclass(frozen=True)
+class Training:
+    """What both kinds of heads share."""
+
+    pair: PairName | None = None
+    "The pair with the models."
+    threads: Annotated[int | None, AT_LEAST_1] = None
+    "CPU threads; torch's choice by default."
+    seed: Annotated[int, AT_LEAST_0] = 0
+    "Seed of every random number."
+    license: str | None = None
+    "License for the card, as the Hub names it."
+
+    def start(self) -> None:
+        from transformers.utils.logging import disable_progress_bar
+
+        limit_threads(self.threads)
+        disable_progress_bar()
 
 
 def judge(
@@ -34,11 +49,9 @@ def judge(
         list[Path],
         Parameter(help="Folder that `lossy-assist mine` wrote. Repeatable: other prompts of the same task and models."),
     ],
-    pair: Pair = None,
     model: Annotated[
         str | None, Parameter(help="The target, a folder or a Hub id, where --data was mined through an API.")
     ] = None,
-    threads: Threads = None,
     models: Annotated[Literal["target", "draft", "both"], Parameter(help="The models to read states of.")] = "target",
     features: Annotated[
         Literal["draft", "previous", "both"] | None,
@@ -48,8 +61,7 @@ def judge(
         ),
     ] = None,
     recall: Annotated[float, Parameter(help="Share of important tokens that the threshold has to find.")] = 0.9,
-    seed: Seed = 0,
-    license: License = None,
+    training: Training = Training(),
 ) -> None:
     """Train a judge head, which tells whether a mismatch matters for the answer (AutoJudge).
 
@@ -58,22 +70,21 @@ def judge(
     judged by a classifier that has not seen it.
     """
     need("lab", "`lossy-assist train judge`")
-    from transformers.utils.logging import disable_progress_bar
-
     from ..training import judge_training
     from ..training.examples import check, read_together
 
-    limit_threads(threads)
-    disable_progress_bar()
-    screen, settings = Console(), judge_training.JudgeSettings(models, features, recall, seed=seed)
+    training.start()
+    settings = judge_training.JudgeSettings(models, features, recall, seed=training.seed)
     # A target behind an API has no weights here, so its configuration is enough.
     labelled = read_together(data, settings.columns, model and _identity_of(model))
     check(labelled.examples)
-    origin = labelled.origin.with_card(license, pair)
+    origin = labelled.origin.with_card(training.license, training.pair)
     trained = judge_training.train_judge(labelled.examples, origin, settings)
     trained.save(out)
-    _describe_judge(trained.head.config, labelled, settings.choices, screen)
-    screen.print(f"saved in {out}")
+    _describe(trained.head, out)
+    if (few := int(labelled.examples.labels.sum())) < _ENOUGH:
+        note = f"note: the threshold depends on only {few} important tokens; mine more prompts"
+        Console().print(note, style="yellow")
 
 
 def _identity_of(model: str) -> ModelIdentity:
@@ -90,54 +101,10 @@ def _identity_of(model: str) -> ModelIdentity:
         return ModelIdentity.of(AutoModelForCausalLM.from_config(config))
 
 
-def _describe_judge(config: JudgeConfig, labelled: LabelledMismatch, choices: Sequence[str], screen: Console) -> None:
-    metrics = config.metrics
-    shares = {"important found (%)": "recall", "mismatches skipped (%)": "skipped"}
-    screen.print(_threshold_table(config, "Thresholds, out of fold", shares))
-    screen.print(
-        f"{metrics['prompts']:,} prompts, {metrics['tokens']:,} mismatches, "
-        f"{100 * metrics['important_share']:.1f} % important; reads {config.reads}"
-    )
-    if "auc_solved" in metrics:
-        solved = f"on {metrics['solved_prompts']:,} prompts that the target solves"
-        screen.print(f"{_area(metrics, 'auc_solved')} out of fold, {solved}")
-    _print_areas(metrics, choices, screen)
-    if (few := int(labelled.examples.labels.sum())) < _ENOUGH:
-        screen.print(f"note: the threshold depends on only {few} important tokens; mine more prompts", style="yellow")
-    screen.print(f"threshold {config.threshold:.6g}; C = {metrics['C']:g}")
-
-
-def _print_areas(metrics: Mapping[str, float], choices: Sequence[str], screen: Console) -> None:
-    screen.print(f"{_area(metrics)} out of fold, on all prompts; {metrics['train_auc']:.4f} on what the head has seen")
-    if len(choices) > 1:
-        states = ", ".join(f"{metrics[f'auc_{name}']:.4f} for {name!r}" for name in choices)
-        screen.print(f"AUC by state: {states}")
-
-
-def _area(metrics: Mapping[str, float], name: str = "auc") -> str:
-    return f"AUC {metrics[name]:.4f} ({metrics[f'{name}_low']:.4f} … {metrics[f'{name}_high']:.4f})"
-
-
-def _threshold_table(config: JudgeConfig | VerifierConfig, title: str, shares: Mapping[str, str]) -> NumberTable:
-    """Lay out a head's thresholds and their effects; mark the chosen one."""
-    from ..evaluation.tables import percent, table
-
-    def share(name: str) -> Column:
-        return lambda row: percent(getattr(row, name), 1)
-
-    def threshold(row: Any) -> str:
-        return f"{row.threshold:.6g}" + " ←" * (row.threshold == config.threshold)
-
-    columns = {"threshold": threshold, **{heading: share(name) for heading, name in shares.items()}}
-    return table(config.thresholds, columns, title)
-
-
 def verifier(
     *,
     out: Out,
     data: Annotated[Path, Parameter(help="Folder that `lossy-assist mine --labels ratio` wrote.")],
-    pair: Pair = None,
-    threads: Threads = None,
     ratio: Annotated[
         float, Parameter(name="--lambda", help="A token is acceptable iff q/p is at most this: 1, 1.2, 1.5, ….")
     ] = 1.0,
@@ -156,8 +123,7 @@ def verifier(
     recall: Annotated[
         float | None, Parameter(help="Share of acceptable tokens that the threshold has to commit, instead of it.")
     ] = None,
-    seed: Seed = 0,
-    license: License = None,
+    training: Training = Training(),
 ) -> None:
     """Train a verifier head, which tells whether a drafted token needs the target's check (SPRINTER).
 
@@ -167,24 +133,27 @@ def verifier(
     ROC curve.
     """
     need("lab", "`lossy-assist train verifier`")
-    from transformers.utils.logging import disable_progress_bar
-
     from ..training.examples import read_ratios
     from ..training.verifier_training import VerifierSettings, train_verifier
 
-    limit_threads(threads)
-    disable_progress_bar()
-    screen, settings = Console(), VerifierSettings(ratio, position, threshold, recall, seed=seed)
+    training.start()
+    settings = VerifierSettings(ratio, position, threshold, recall, seed=training.seed)
     ratios, origin = read_ratios(data, settings.positions)
-    origin = origin.with_card(license, pair)
-    trained = train_verifier(ratios, origin, settings)
+    trained = train_verifier(ratios, origin.with_card(training.license, training.pair), settings)
     trained.save(out)
-    config, metrics = trained.head.config, trained.head.config.metrics
-    title = f"Thresholds at λ = {config.ratio:g}, out of fold"
-    screen.print(_threshold_table(config, title, {"TPR (%)": "tpr", "FPR (%)": "fpr"}))
-    screen.print(
-        f"{metrics['prompts']:,} prompts, {metrics['tokens']:,} tokens, "
-        f"{100 * metrics['acceptable_share']:.1f} % acceptable at λ = {config.ratio:g}"
-    )
-    _print_areas(metrics, settings.positions, screen)
-    screen.print(f"TPR {metrics['tpr']:.3f}, FPR {metrics['fpr']:.3f} at {config.threshold:.6g}; saved in {out}")
+    _describe(trained.head, out)
+
+
+def _describe(head: Head, out: Path) -> None:
+    """Print a head's thresholds and their effects, with the chosen one marked, and the figures of its card."""
+    from ..evaluation.tables import percent, table
+
+    config, screen = head.config, Console()
+    _, *shares = (field.name for field in fields(config.thresholds[0]))
+    columns = {
+        "threshold": lambda row: f"{row.threshold:.6g}" + " ←" * (row.threshold == config.threshold),
+        **{f"{name} (%)": lambda row, name=name: percent(getattr(row, name), 1) for name in shares},
+    }
+    screen.print(table(config.thresholds, columns, "Thresholds, out of fold"))
+    screen.print(figures_table({name.strip("`"): value for name, value in config.figures.items()}))
+    screen.print(f"reads {config.reads}; threshold {config.threshold:.6g}; saved in {out}", soft_wrap=True)

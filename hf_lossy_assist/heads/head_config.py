@@ -98,6 +98,11 @@ class HeadConfig(Checked):
         names = (name.split("_") for name in self.columns)
         return "; ".join(f"{STATES[state]}, of the {model}" for model, state in names)
 
+    @property
+    def figures(self) -> dict[str, str]:
+        """The metrics, in words and with their bounds."""
+        return dict(_figure(name, self.metrics) for name in self.metrics if not name.endswith(("_low", "_high")))
+
     def to_dict(self) -> dict[str, Any]:
         return {"library_name": LIBRARY, "format_version": FORMAT_VERSION, "type": self.kind, **asdict(self)}
 
@@ -163,7 +168,7 @@ def render_card(config: HeadConfig, folder: Path) -> str:
         card_data=card_metadata(config).to_yaml(),
         title=_title(config),
         config=config,
-        figures=[_figure(name, config.metrics) for name in config.metrics if not name.endswith(("_low", "_high"))],
+        figures=config.figures.items(),
         thresholds=[asdict(row) for row in config.thresholds],
         roc=ROC if (folder / ROC).is_file() else None,
         repo_id=PLACEHOLDER_ID,

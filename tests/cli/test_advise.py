@@ -30,7 +30,7 @@ def run(*arguments: str, code: int = 0) -> str:
 
 
 def test_rows_are_of_the_rules_and_draft_lengths_asked_for(bundled, tmp_path):
-    shown = run("--modes", "typical,topk@4:k=3", "--gammas", "2,5", "--draft-cost", "0.05", "--out", str(tmp_path))
+    shown = run("--modes", "typical,topk@4:k=3", "--gammas", "2,5", "--out", str(tmp_path))
     to_copy = ("written", "What other tokens")  # paths and commands stay whole
     assert max(cell_len(line) for line in shown.splitlines() if not line.startswith(to_copy)) <= 80
     assert "--modes plain,lossless@" in shown

@@ -8,7 +8,7 @@ import pytest
 
 from hf_lossy_assist import pairs
 from hf_lossy_assist.cli import demo
-from hf_lossy_assist.cli.demo import MODES, Verdict
+from hf_lossy_assist.cli.demo import MODES, verdict_of
 from hf_lossy_assist.evaluation.answers import Answer
 from hf_lossy_assist.evaluation.modes import parse_modes
 from hf_lossy_assist.evaluation.quality import paired_interval
@@ -57,34 +57,33 @@ SPEEDS = {
 PLAIN, MENDED, WORSE = "110110110", "111111100", "000000000"
 
 
-def verdict_of(speeds=SPEEDS, **right: str) -> Verdict:
-    return Verdict.of(result_of(speeds, right))
+def verdict(speeds=SPEEDS, **right: str) -> tuple[tuple[str, ...], str]:
+    return verdict_of(result_of(speeds, right))
 
 
 def test_the_verdict_names_the_fastest_rule_that_is_not_shown_to_lose():
-    verdict = verdict_of(**{"plain": PLAIN, "min_p@16": MENDED, "typical@16": WORSE})
-    assert verdict.shown == ("plain", "lossless@16", "min_p@16")
+    shown, words = verdict(**{"plain": PLAIN, "min_p@16": MENDED, "typical@16": WORSE})
+    assert shown == ("plain", "lossless@16", "min_p@16")
     _, low, high = (100 * end for end in paired_interval([*map(int, MENDED)], [*map(int, PLAIN)]))
-    assert f"by +11.1 ({low:+.1f} to {high:+.1f}) points" in verdict.words
-    assert "1.50 × as fast as lossless@16, the fastest lossless setting" in verdict.words
-    assert "2.40 × as fast as the target alone" in verdict.words
-    assert "No rule" not in verdict.words
-    assert "2 problems right that the target alone gets wrong, and 1 the other way round" in verdict.words
-    assert "may score above its target" in verdict.words
+    assert f"by +11.1 ({low:+.1f} to {high:+.1f}) points" in words
+    assert "1.50 × as fast as lossless@16, the fastest lossless setting" in words
+    assert "2.40 × as fast as the target alone" in words
+    assert "No rule" not in words
+    assert "2 problems right that the target alone gets wrong, and 1 the other way round" in words
+    assert "may score above its target" in words
 
 
 def test_the_verdict_says_what_is_lost_and_what_is_not_gained():
-    all_lose = dict.fromkeys(("min_p@16", "typical@16"), WORSE)
-    shown_to_lose = verdict_of(**all_lose)
-    assert shown_to_lose.shown[2] == "typical@16"
-    assert "Every rule is shown to lose points" in shown_to_lose.words
-    assert "may score above its target" not in shown_to_lose.words
+    shown, words = verdict(**dict.fromkeys(("min_p@16", "typical@16"), WORSE))
+    assert shown[2] == "typical@16"
+    assert "Every rule is shown to lose points" in words
+    assert "may score above its target" not in words
 
 
 @pytest.mark.parametrize("speeds", [[10, 9, 8], [40, 9, 14]], ids=["slower", "faster, but not in every batch"])
 def test_a_winner_needs_an_interval_above_1(speeds):
-    verdict = verdict_of({label: SPEEDS[label] for label in ("plain", "lossless@16")} | {"topk@16": speeds})
-    assert verdict.words.startswith("No rule is shown to be faster than lossless@16, the fastest lossless setting.")
+    _, words = verdict({label: SPEEDS[label] for label in ("plain", "lossless@16")} | {"topk@16": speeds})
+    assert words.startswith("No rule is shown to be faster than lossless@16, the fastest lossless setting.")
 
 
 def test_untrained_models_are_compared_too(bundled, monkeypatch):

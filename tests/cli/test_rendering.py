@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.bundled_pair.recipe import build_tokenizer
-from hf_lossy_assist.cli.rendering import LOSSY_STYLE, MarkedText, stats_table, traced_text
+from hf_lossy_assist.cli.console import figures_table
+from hf_lossy_assist.cli.rendering import LOSSY_STYLE, MarkedText, traced_text
 from hf_lossy_assist.core.statistics import LossyStats
 
 
@@ -66,7 +67,7 @@ def test_the_table_says_what_the_statistics_say():
         lossless=False,
         trace=("accepted",) * 14,
     )
-    table = stats_table(stats)
+    table = figures_table(stats.figures(), stats.title)
     shown = dict(zip(*(list(column.cells) for column in table.columns), strict=True))
     assert shown["mean accepted"] == "2.50"
     assert shown["tokens per round"] == "3.50"

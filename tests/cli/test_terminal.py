@@ -81,7 +81,7 @@ def test_every_command_has_this_console():
 
 @pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "No space left on device", "x"), PermissionError("no")])
 def test_an_error_of_the_system_is_one_line(monkeypatch, tmp_path: Path, error: OSError):
-    monkeypatch.setattr("hf_lossy_assist.cli.rule_pages.rules_tables", lambda: (_ for _ in ()).throw(error))
+    monkeypatch.setattr("hf_lossy_assist.cli.rules.rules_tables", lambda: (_ for _ in ()).throw(error))
     result = invoke(["rules"])
     assert (result.exit_code, result.output) == (2, f"error: {error}\n")
 

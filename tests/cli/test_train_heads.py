@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -41,10 +42,13 @@ def test_a_judge_is_trained_and_described(mined, tmp_path):
     for row in config.thresholds:
         assert f"{row.threshold:.6g}" in printed.stdout
         assert f"| {row.threshold:.6g} |" in card
-    assert "120 prompts, 600 mismatches" in printed.stdout
+    shown = {
+        name.strip(): value for name, _, value in (x.rstrip().rpartition("  ") for x in printed.stdout.splitlines())
+    }
+    assert (shown["prompts"], shown["tokens"]) == ("120", "600")
     metrics = {name: f"{value:.4f}" for name, value in config.metrics.items()}
     bounds = f"({metrics['auc_low']} … {metrics['auc_high']})"
-    assert f"AUC {metrics['auc']} {bounds} out of fold, on all prompts" in printed.stdout
+    assert shown["ROC-AUC"] == f"{metrics['auc']} {bounds}"
     assert f"| ROC-AUC | {metrics['auc']} {bounds} |" in card
     assert "| out of fold | |" in card
     assert "![ROC curve](roc.png)" in card
@@ -76,7 +80,7 @@ def test_a_verifier_is_trained_and_described(ratio_data, tmp_path):
     printed = run("verifier", "--data", ratio_data, "--out", tmp_path, "--lambda", "1.2").stdout
     config = VerifierHead.from_pretrained(tmp_path).config
     assert (config.ratio, config.position, config.threshold) == (1.2, "token", 0.5)
-    assert f"{config.metrics['auc_token']:.4f} for 'token'" in printed
+    assert re.search(rf"state that has read the token +{config.metrics['auc_token']:.4f}", printed)
     card = (tmp_path / "README.md").read_text()
     assert f"{config.metrics['auc_previous']:.4f}" in card
     assert f"{config.metrics['auc_token']:.4f}" in card

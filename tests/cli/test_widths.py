@@ -12,9 +12,9 @@ from rich.console import Console
 
 from hf_lossy_assist.acceptors import REGISTRY
 from hf_lossy_assist.cli.calibrate import outcome_table
-from hf_lossy_assist.cli.mine import summary_table
-from hf_lossy_assist.cli.rendering import stats_table
-from hf_lossy_assist.cli.rule_pages import rule_page, rules_tables
+from hf_lossy_assist.cli.console import figures_table
+from hf_lossy_assist.cli.mine import figures_of
+from hf_lossy_assist.cli.rules import rule_page, rules_tables
 from hf_lossy_assist.core.statistics import LossyStats
 from hf_lossy_assist.evaluation.quality import Interval, Mean
 from hf_lossy_assist.evaluation.result import (
@@ -67,8 +67,8 @@ def numbers_of(shown: Any) -> set[str]:
         speed_table(SCORES),
         request_table(SCORES),
         outcome_table(SimpleNamespace(tested=[TESTED], max_loss=1.0, confidence=95.0)),
-        summary_table("judge", PROMPTS),
-        stats_table(STATS),
+        figures_table(figures_of("judge", PROMPTS)),
+        figures_table(STATS.figures(), STATS.title),
     ],
     ids=lambda shown: str(shown.title),
 )

@@ -2,29 +2,23 @@
 
 from __future__ import annotations
 
-import io
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
 import numpy as np
-from rich.console import Console
 
 from ...acceptors.base import AUTO
 from ...errors import LossyUnsupportedError, LossyValueError, nearest
 from ...generation.spelling import Spelling
-from ...values import Rule, is_number
 from ..modes import EVERYTHING, DecodingMode
 from ..tables import NumberTable, as_text, milliseconds, number, percent, table
 from .replay import Walk
 from .speeds import Speeds
 
-WANTED = 1.25
-"""The speed, as a multiple of lossless's, for which advice says how much a rule has to keep."""
 MAX_NATS, MAX_TV = 0.025, 0.05
 """The largest loss of a recommended rule: nats a token in greedy decoding, and total variation when sampling."""
-DRAFT_COST = Rule("a number above 0, such as 0.05", lambda x: is_number(x) and x > 0)
 
 
 @dataclass(frozen=True)
@@ -74,8 +68,6 @@ class Advice:
         The texts, and the seconds of the steps of decoding.
     matches
         The share of positions at which the lossless rule keeps the draft's token.
-    keeping
-        Gives the walks of a rule that keeps a share of the tokens that ``lossless`` refuses.
     decoding
         Keywords of ``generate()`` that say how tokens are chosen.
     """
@@ -83,13 +75,7 @@ class Advice:
     replayed: Sequence[Replayed]
     speeds: Speeds
     matches: float
-    keeping: Callable[[float], Mapping[int, Walk]]
     decoding: Mapping[str, Any]
-
-    def with_draft_cost(self, share: float) -> Advice:
-        """Return the advice for other hardware, on which a drafted token takes ``share`` of a target's token."""
-        DRAFT_COST.check("draft_cost", share)
-        return replace(self, speeds=self.speeds.with_draft_cost(share))
 
     @property
     def tokens(self) -> np.ndarray:
@@ -108,21 +94,6 @@ class Advice:
 
     def _fastest(self, walks: Mapping[int, Walk]) -> Walk:
         return min(walks.values(), key=lambda walk: self.speeds.seconds(walk).sum())
-
-    def needed(self, times: float = WANTED) -> float | None:
-        """Return the share of the tokens that lossless refuses that a rule must keep to be so many times as fast.
-
-        None if keeping all of them is not enough.
-        """
-        seconds = self.speeds.seconds
-        wanted, low, high = seconds(self._lossless).sum() / times, 0.0, 1.0
-        if seconds(self._fastest(self.keeping(high))).sum() > wanted:
-            return None
-        for _ in range(8):
-            middle = (low + high) / 2
-            enough = seconds(self._fastest(self.keeping(middle))).sum() <= wanted
-            low, high = (low, middle) if enough else (middle, high)
-        return high
 
     @cached_property
     def _lossless(self) -> Walk:
@@ -216,7 +187,7 @@ class Advice:
         """Why nothing is recommended."""
         return (
             f"the times are not steady, since in {len(self.speeds.repeats)} repeats {self.speeds.spread[1]}; repeat it "
-            "on an idle machine, with `tune`"
+            "on an idle machine"
         )
 
     @property
@@ -225,10 +196,8 @@ class Advice:
         speeds, own = self.speeds, self._lossless
         target = ", ".join(f"{milliseconds(speeds.costs.read(n))} over {n}" for n in (1, 6, 17))
         times, low, high = speeds.times(own, speeds.alone)
-        share, drafts = self.needed(), "default drafts" if own.gamma == AUTO else f"γ = {own.gamma}"
+        drafts = "default drafts" if own.gamma == AUTO else f"γ = {own.gamma}"
         verdict = f"With this draft no rule is more than {self.ceiling.times_lossless:.2f} × as fast as lossless."
-        if share is not None:
-            verdict += f" To be {WANTED} ×, a rule has to keep {percent(share)} % of the tokens that differ."
         one = speeds.rows == 1
         return [
             *([] if speeds.steady else [f"Nothing is recommended: {self._unsteady}."]),
@@ -287,11 +256,6 @@ class Advice:
         return "\n".join([*self.said, as_text(self.table())])
 
     __repr__ = __str__
-
-    def _repr_html_(self) -> str:
-        screen = Console(file=io.StringIO(), record=True, width=100)
-        screen.print("\n".join(self.said), self.table(), highlight=False)
-        return screen.export_html(inline_styles=True, code_format="<pre>{code}</pre>")
 
     @property
     def entry(self) -> dict[str, Any]:

@@ -31,15 +31,15 @@ from ..answers import AnswerStore, read_plan
 from ..evaluation import Evaluation
 from ..modes import EVERYTHING, DecodingMode, parse_modes
 from ..requests import PromptBatch, PromptList, Prompts
-from .advice import DRAFT_COST, Advice, Replayed
-from .replay import LIKELIEST, Acceptance, TextLogits, Walk, drawn, greedy, processors_of, read_laws
+from .advice import Advice, Replayed
+from .replay import LIKELIEST, Acceptance, TextLogits, drawn, greedy, processors_of, read_laws
 from .speeds import KEEP_ALL, Costs, Speeds, measure_costs, merged
 
 GAMMAS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32)
 """Draft lengths among which each rule's best is looked for."""
 
-TIMED = {False: ((1, 5, 16, 32), 3), True: ((1, 2, 3, 5, 8, 12, 16, 24, 32), 6)}
-"""The draft lengths that are timed, and how often; with True, for ``tune``."""
+TIMED, REPEATS = (1, 5, 16, 32), 3
+"""The draft lengths that are timed, and how often."""
 
 GREEDY = "near_top,min_p,margin,topk,typical,relaxed:top_n=2:delta=0.2,fsd,lenience,ensemble"
 """The rules that are compared by default in greedy decoding; ``lossless`` and ``everything`` always are."""
@@ -104,15 +104,11 @@ class Advising:
     evaluation: Evaluation  # of :func:`target_alone`
     modes: str = ""
     gammas: tuple[int, ...] = ()
-    draft_cost: float | None = None  # a drafted token's share of a target's token; measured by default
-    tune: bool = False
     rows: int = 1  # how many prompts are decoded together
     out: Path | None = None  # a folder of answers, which an interrupted run goes on with
 
     def __post_init__(self) -> None:
         _GAMMAS.check("gammas", self.gammas)
-        if self.draft_cost is not None:
-            DRAFT_COST.check("draft_cost", self.draft_cost)
         if not self._call_of(self.evaluation.modes[0]).choice.kind.cached or self.pair.lookup:
             raise LossyUnsupportedError(f"`advise` replays drafts of a draft model alone; of others, {MEASURE}")
         if self.rows > 1 and (count := len(self.evaluation.examples)) < 2 * self.rows:
@@ -155,14 +151,7 @@ class Advising:
         replayed = [*track(walks, total=len(rules), what="replaying")]
         lossless = self._decided(rules[0][1])[0]
         matches = float(lossless.keep[laws.real.numpy()].mean())
-
-        def keeping(share: float) -> dict[int | str, Walk]:
-            kept = lossless.keeping(share)
-            return {gamma: kept.walk(laws, *end) for gamma, end in self._ends(rules[0][1]).items()}
-
-        advice = Advice(replayed, speeds, matches, keeping, self.decoding)
-        if self.draft_cost is not None:
-            advice = advice.with_draft_cost(self.draft_cost)
+        advice = Advice(replayed, speeds, matches, self.decoding)
         if self.out is not None:
             write_json(self.out / "advice.json", advice.entry)
             (self.out / GENERATION_CONFIG).unlink(missing_ok=True)  # of other advice
@@ -231,10 +220,9 @@ class Advising:
         return [(replace(mode, gamma=shown), rule) for mode, rule, shown in found.values()]
 
     def _costs(self, length: int) -> list[Costs]:
-        gammas, repeats = TIMED[self.tune]
         mode = replace(KEEP_ALL, temperature=self.temperature, top_p=self.evaluation.modes[0].top_p)
         texts = [self.batches[0].ids[0].tolist()] * self.rows
-        return measure_costs(self.pair, texts, length, gammas, mode, repeats)
+        return measure_costs(self.pair, texts, length, TIMED, mode, REPEATS)
 
     def replay(self, mode: DecodingMode, rule: Acceptor) -> Replayed:
         """Walk along the answers as a rule would, with drafts of every length."""
@@ -272,8 +260,6 @@ def advise(
     temperature: float | None = None,
     top_p: float = 1.0,
     batch_size: int = 1,
-    draft_cost: float | None = None,
-    tune: bool = False,
     seed: int = 0,
     measure: str | None = None,
     out: str | Path | None = None,
@@ -342,4 +328,4 @@ def advise(
         seed=seed, temperature=temperature, top_p=top_p, measure=measure, batch_size=batch_size,
     )  # fmt: skip
     evaluation = replace(evaluation, limit=len(evaluation.examples) // batch_size * batch_size or evaluation.limit)
-    return Advising(evaluation, modes or "", tuple(gammas), draft_cost, tune, batch_size, out=folder).run()
+    return Advising(evaluation, modes or "", tuple(gammas), batch_size, folder).run()

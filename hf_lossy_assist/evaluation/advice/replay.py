@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -181,10 +181,6 @@ class Acceptance:
     keep: np.ndarray  # the probability that a drafted token is kept, given the text's own token
     others: np.ndarray  # the probability that it is, and the lossless rule would refuse it
     nats: np.ndarray  # the loss of log p then
-
-    def keeping(self, share: float) -> Acceptance:
-        """Return the decisions of a rule that also keeps a share of the tokens that this one refuses."""
-        return replace(self, keep=self.keep + share * (1 - self.keep))
 
     def walk(self, laws: TextLogits, gamma: int, end: float = 0.0) -> Walk:
         """Walk along the texts in rounds of ``gamma`` tokens; a round may start anywhere, with some probability.

@@ -57,10 +57,6 @@ class Costs:
         """The time of a drafted token as a share of a token of the target, c."""
         return self.drafted / self.read(1)
 
-    def with_share(self, share: float) -> Costs:
-        """Return the costs on hardware where a drafted token takes ``share`` of a target's token."""
-        return replace(self, drafted=share * self.read(1))
-
 
 class _Endless:
     """Lets nothing but the limit end a call."""
@@ -160,11 +156,6 @@ class Speeds:
     repeats: Sequence[Costs] = ()
     rows: int = 1
     sampled: bool = False
-
-    def with_draft_cost(self, share: float) -> Speeds:
-        """Return the speeds on hardware where a drafted token takes ``share`` of a target's token."""
-        repeats = tuple(one.with_share(share) for one in self.repeats)
-        return replace(self, costs=self.costs.with_share(share), repeats=repeats)
 
     @cached_property
     def alone(self) -> Walk:

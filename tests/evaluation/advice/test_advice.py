@@ -48,9 +48,8 @@ def advice() -> Advice:
         replayed("near", 0.01, g2=14.0, g8=6.0),
         replayed(EVERYTHING, 0.02, g8=4.5),
     ]
-    keeping = {8: modes[-1].walks[8]}
     speeds = Speeds(np.full(4, 40.0), STEADY, (STEADY, STEADY))
-    return Advice(modes, speeds, 0.9, lambda share: keeping, {"do_sample": True})
+    return Advice(modes, speeds, 0.9, {"do_sample": True})
 
 
 def test_everything_is_recommended_only_by_its_name(advice):
@@ -64,7 +63,8 @@ def test_a_faster_rule_that_loses_nothing_is_of_the_front(advice):
 
 def test_where_drafting_does_not_pay_the_target_alone_is_recommended(advice, tmp_path):
     """A drafted token that takes longer than one of the target: eight of them cost more than they can bring."""
-    dear = advice.with_draft_cost(2.0)
+    costs = replace(STEADY, drafted=2.0)
+    dear = replace(advice, speeds=replace(advice.speeds, costs=costs, repeats=(costs, costs)))
     best = dear.best()
     assert (best.row, best.settings, str(best)) == (None, {"do_sample": True}, "plain, without a draft")
     assert "drafting does not pay" in " ".join(dear.said)
@@ -108,13 +108,6 @@ def test_batches_are_timed_as_batches(models, tokenizer, monkeypatch):
         advice.speeds.seconds(own).tolist()
         == (own.sizes @ [STEADY.round(n) for n in range(5)]).reshape(2, 2).max(1).tolist()
     )
-
-
-def test_a_given_draft_cost_is_of_all_that_is_written(models, tokenizer, tmp_path):
-    answers = target_alone(replace(models, tokenizer=tokenizer), [[1, 5, 9]], max_new_tokens=8)
-    advice = Advising(answers, "topk", draft_cost=0.25, out=tmp_path).run()
-    assert advice.draft_cost == pytest.approx(0.25)
-    assert '"draft_cost": 0.25' in (tmp_path / "advice.json").read_text(encoding="utf-8")
 
 
 def test_default_drafts_are_tried_too(models, tokenizer, tmp_path):
@@ -177,7 +170,6 @@ def test_tokens_that_a_text_does_not_tell_stand_beside_it(models, tokenizer, tmp
 
 
 @pytest.mark.parametrize(("given", "said"), [
-    ({"draft_cost": -1}, "`draft_cost` has to be a number above 0"),
     ({"modes": "min_p@auto", "temperature": 1.0}, "'min_p@auto', but drawn drafts, and those of batches"),
     ({"rows": 2}, "`batch_size` has to be at most half the number of prompts, 1, but is 2"),
     *(({"modes": mode, **more}, "judge position by position.*measure a dozen prompts") for mode, more in (

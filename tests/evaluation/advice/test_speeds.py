@@ -105,12 +105,6 @@ def test_a_batch_takes_as_long_as_its_slowest_row():
     assert found.per_second(found.alone) == pytest.approx(100 / 70)
 
 
-def test_other_hardware_has_other_repeats_too():
-    found = speeds(repeats=[FLAT, costs(0.2, r1=1.1, r33=1.1)]).with_draft_cost(0.5)
-    assert [one.drafted for one in (found.costs, *found.repeats)] == [0.525, 0.5, 0.55]
-    assert found.steady
-
-
 def test_costs_are_what_further_rounds_add(models, monkeypatch):
     """A machine on which reading a prompt takes 10 s, a token of the draft 0.5 s, and a round of it 2 s + 1 ms a token.
 
