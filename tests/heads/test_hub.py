@@ -44,11 +44,8 @@ def test_round_trip(kind: str, at_once: bool, signed_in: LoopbackHub, tmp_path: 
     else:
         address = head.push_to_hub(ID, private=True)
     assert signed_in.repositories[ID].private is not at_once
-    assert sorted(signed_in.repositories[ID].commits[address.rsplit("/", 1)[1]]) == [
-        "README.md",
-        "config.json",
-        "model.safetensors",
-    ]
+    pushed = signed_in.repositories[ID].commits[address.rsplit("/", 1)[1]]
+    assert {*pushed} == {"README.md", "config.json", "model.safetensors"}
     loaded = Head.from_pretrained(ID)
     assert type(loaded) is type(head)
     assert loaded.config == head.config
@@ -57,13 +54,6 @@ def test_round_trip(kind: str, at_once: bool, signed_in: LoopbackHub, tmp_path: 
     card = ModelCard.load(ID)
     assert card.data.library_name == "hf_lossy_assist"
     assert f'lossy_head="{ID}"' in card.text
-
-
-def test_pushing_again_changes_only_what_differs(judge: JudgeHead, signed_in: LoopbackHub):
-    judge.push_to_hub(ID)
-    first = signed_in.repositories[ID].branches["main"]
-    judge.push_to_hub(ID)
-    assert signed_in.repositories[ID].branches["main"] == first
 
 
 def test_revision(judge: JudgeHead, signed_in: LoopbackHub):
@@ -78,20 +68,14 @@ def test_revision(judge: JudgeHead, signed_in: LoopbackHub):
     assert torch.equal(load_head(JudgeHead, f"{ID}@{commit}").weight, judge.weight)
 
 
-def test_second_load_asks_nobody(published: LoopbackHub):
-    head = load_head(JudgeHead, ID)
-    asked = len(published.requests)
-    assert load_head(JudgeHead, ID) is head
-    assert len(published.requests) == asked
-
-
 def test_the_cache_on_disk_is_used_and_enough_offline(published: LoopbackHub, monkeypatch: pytest.MonkeyPatch):
     with pytest.raises(LossyValueError, match=r"can't use 'org/judge': .*cached"):
         JudgeHead.from_pretrained(ID, local_files_only=True)
-    for _ in range(2):
-        JudgeHead.from_pretrained(ID)
-        assert sorted(published.downloads) == ["config.json", "model.safetensors"]
+    head = load_head(JudgeHead, ID)
+    JudgeHead.from_pretrained(ID)
+    assert sorted(published.downloads) == ["config.json", "model.safetensors"]
     asked = len(published.requests)
+    assert load_head(JudgeHead, ID) is head
     JudgeHead.from_pretrained(ID, local_files_only=True)
     JudgeHead.from_pretrained(ID, revision=published.repositories[ID].branches["main"])
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
@@ -105,13 +89,6 @@ def test_one_commit_whatever_is_pushed_meanwhile(judge: JudgeHead, published: Lo
     published.add(ID, files_of(newer, tmp_path / "newer"))
     assert torch.equal(JudgeHead.from_pretrained(ID).weight, 2 * judge.weight)
     assert torch.equal(JudgeHead.from_pretrained(ID, local_files_only=True).weight, 2 * judge.weight)
-
-
-def test_unreachable_hub(loopback_hub: LoopbackHub, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
-    huggingface_hub.close_session()
-    with pytest.raises(LossyValueError, match=r"can't use 'org/judge': .*connection"):
-        JudgeHead.from_pretrained(ID)
 
 
 @pytest.mark.parametrize(
@@ -134,11 +111,7 @@ def test_sources_that_are_none(published: LoopbackHub, source: str, revision: st
 
 @pytest.mark.parametrize(
     ("access", "wrong_token", "message"),
-    [
-        ("private", None, "make sure you are authenticated"),
-        ("private", "hf_wrong", "make sure you are authenticated"),
-        ("gated", None, "gated repo"),
-    ],
+    [("private", "hf_wrong", "make sure you are authenticated"), ("gated", None, "gated repo")],
 )
 def test_repositories_that_want_a_token(
     judge: JudgeHead, loopback_hub: LoopbackHub, tmp_path: Path, access: str, wrong_token: str | None, message: str
@@ -157,16 +130,15 @@ def other_numbers(content: bytes) -> bytes:
     return content[:-8] + bytes(8)
 
 
-def test_download_that_breaks_off(published: LoopbackHub, monkeypatch: pytest.MonkeyPatch):
+def test_downloads_that_break_off_and_a_hub_out_of_reach(published: LoopbackHub, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("time.sleep", lambda _: None)  # the client waits between its attempts
     published.repositories[ID].served["model.safetensors"] = half
     with pytest.raises(LossyValueError, match=r"can't use 'org/judge'"):
         JudgeHead.from_pretrained(ID)
-    # A download that breaks off once is resumed.
-    answers, tried = iter([half]), len(published.downloads)
-    published.repositories[ID].served["model.safetensors"] = lambda content: next(answers, bytes)(content)
-    assert JudgeHead.from_pretrained(ID).weight.isfinite().all()
-    assert published.downloads[tried:].count("model.safetensors") == 2
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
+    huggingface_hub.close_session()
+    with pytest.raises(LossyValueError, match=r"can't use 'org/judge': .*Connection refused"):
+        JudgeHead.from_pretrained(ID)
 
 
 def test_weights_changed_on_the_server(published: LoopbackHub):
@@ -183,7 +155,7 @@ def test_weights_changed_on_the_server(published: LoopbackHub):
 def test_damaged_weights_in_the_commit(published: LoopbackHub, damage: Callable[[bytes], bytes]):
     """Here the recorded hashes and sizes fit the damaged file."""
     content = published.repositories[ID].commits[published.repositories[ID].branches["main"]]["model.safetensors"]
-    published.add(ID, {"model.safetensors": damage(content.content)})
+    published.add(ID, {"model.safetensors": damage(content)})
     with pytest.raises(LossyValueError, match=r"model\.safetensors' is not the file that config\.json was saved with"):
         JudgeHead.from_pretrained(ID)
 

@@ -18,6 +18,8 @@ from hf_lossy_assist.heads import ModelIdentity
 from tests.eagle3_heads import random_head
 from tests.tiny_models import ARCHITECTURES, constant, tiny
 
+ONLY_WEIGHTS = "the weights of the LM head differ"
+
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_a_model_is_itself_and_no_other(architecture: str):
@@ -27,7 +29,7 @@ def test_a_model_is_itself_and_no_other(architecture: str):
     assert (identity.hidden_size, identity.vocab_size) == (32, 64)
     assert len(identity.fingerprint) == 8
     assert identity.differences(model) == []
-    assert identity.differences(tiny(architecture, seed=1)) == ["the weights of the LM head differ"]
+    assert identity.differences(tiny(architecture, seed=1)) == [ONLY_WEIGHTS]
 
 
 def test_norms_are_those_of_the_head(target: PreTrainedModel):
@@ -67,24 +69,22 @@ def test_the_same_model_in_another_form(target: PreTrainedModel, change: Callabl
     assert ModelIdentity.of(target).differences(change(copy.deepcopy(target))) == []
 
 
-def test_packed_weights_are_compared_by_the_rest(target: PreTrainedModel):
-    packed = copy.deepcopy(target)
-    packed.lm_head.weight = torch.nn.Parameter(torch.zeros(64 * 32 // 2, 1, dtype=torch.uint8), requires_grad=False)
-    identity = ModelIdentity.of(packed)
-    assert identity.fingerprint == ()
-    assert (identity.hidden_size, identity.vocab_size) == (32, 64)
-    assert ModelIdentity.of(target).differences(packed) == []
+class Sharded(torch.Tensor):
+    def __getitem__(self, index):
+        raise NotImplementedError
 
 
-def test_weights_without_rows_are_compared_by_the_rest(target: PreTrainedModel):
-    class Sharded(torch.Tensor):
-        def __getitem__(self, index):
-            raise NotImplementedError
-
-    sharded = copy.deepcopy(target)
-    sharded.lm_head.weight = torch.nn.Parameter(sharded.lm_head.weight.detach().as_subclass(Sharded))
-    identity = ModelIdentity.of(sharded)
+@pytest.mark.parametrize(
+    "kept",
+    [lambda weight: torch.zeros(weight.numel() // 2, 1, dtype=torch.uint8), lambda weight: weight.as_subclass(Sharded)],
+    ids=["packed", "without rows"],
+)
+def test_weights_that_cannot_be_read_are_compared_by_the_rest(target: PreTrainedModel, kept: Callable):
+    other = copy.deepcopy(target)
+    other.lm_head.weight = torch.nn.Parameter(kept(other.lm_head.weight.detach()), requires_grad=False)
+    identity = ModelIdentity.of(other)
     assert (identity.hidden_size, identity.vocab_size, identity.fingerprint) == (32, 64, ())
+    assert ModelIdentity.of(target).differences(other) == []
 
 
 def test_offloaded_weights_can_be_read(target: PreTrainedModel):
@@ -100,56 +100,46 @@ def test_offloaded_weights_can_be_read(target: PreTrainedModel):
         ("meta-llama/Llama-3.1-8B", "meta-llama/Llama-3.1-8B"),
         ("gpt2", "gpt2"),
         ("/home/me/models/llama", "llama"),
-        ("./checkpoints/llama", "llama"),
         ("./llama", "llama"),
         ("../llama", "llama"),
+        ("org/llama", "llama"),  # a folder that looks like an id
         ("", "LlamaForCausalLM"),
     ],
 )
-def test_names(target: PreTrainedModel, path: str, name: str):
+def test_names(target: PreTrainedModel, path: str, name: str, tmp_path, monkeypatch):
+    (tmp_path / "org" / "llama").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
     model = copy.deepcopy(target)
     model.config._name_or_path = path
     assert ModelIdentity.of(model).name == name
 
 
-def test_a_folder_that_looks_like_an_id_is_a_folder(target: PreTrainedModel, tmp_path, monkeypatch):
-    (tmp_path / "org" / "llama").mkdir(parents=True)
-    monkeypatch.chdir(tmp_path)
-    model = copy.deepcopy(target)
-    model.config._name_or_path = "org/llama"
-    assert ModelIdentity.of(model).name == "llama"
-
-
-def test_names_count_only_between_ids(target: PreTrainedModel):
-    identity = dataclasses.replace(ModelIdentity.of(target), name="org/llama")
-    other = copy.deepcopy(target)
-    other.config._name_or_path = "org/llama-instruct"
-    assert identity.differences(other) == ["the model is 'org/llama-instruct', not 'org/llama'"]
-    other.config._name_or_path = "/somewhere/llama-instruct"
-    assert identity.differences(other) == []
-
-
-def test_every_difference_is_named(target: PreTrainedModel):
-    identity = dataclasses.replace(
-        ModelIdentity.of(target), name="org/llama", architecture="PhiForCausalLM", hidden_size=16, vocab_size=100
-    )
-    other = copy.deepcopy(target)
-    other.config._name_or_path = "org/other"
-    assert identity.differences(other) == [
-        "the model is 'org/other', not 'org/llama'",
-        "the architecture is LlamaForCausalLM, not PhiForCausalLM",
-        "the hidden size is 32, not 16",
-        "the vocabulary has 64 tokens, not 100",
-    ]
-
-
-def test_other_weights_of_another_revision_say_so(target: PreTrainedModel):
-    identity = dataclasses.replace(ModelIdentity.of(target), revision="aaa")
-    other = tiny("llama", seed=1)
-    other.config._commit_hash = "bbb"
-    assert identity.differences(other) == ["the weights of the LM head differ: its revision is bbb, not aaa"]
-    other.config._commit_hash = "aaa"
-    assert identity.differences(other) == ["the weights of the LM head differ"]
+@pytest.mark.parametrize(
+    ("recorded", "seed", "config", "differences"),
+    [
+        ({"name": "org/llama"}, 0, {"_name_or_path": "org/other"}, ["the model is 'org/other', not 'org/llama'"]),
+        ({"name": "org/llama"}, 0, {"_name_or_path": "/somewhere/other"}, []),
+        (
+            {"name": "org/llama", "architecture": "PhiForCausalLM", "hidden_size": 16, "vocab_size": 100},
+            1,
+            {"_name_or_path": "org/other"},
+            [
+                "the model is 'org/other', not 'org/llama'",
+                "the architecture is LlamaForCausalLM, not PhiForCausalLM",
+                "the hidden size is 32, not 16",
+                "the vocabulary has 64 tokens, not 100",
+            ],
+        ),
+        ({"revision": "aaa"}, 1, {"_commit_hash": "bbb"}, [f"{ONLY_WEIGHTS}: its revision is bbb, not aaa"]),
+        ({"revision": "aaa"}, 1, {"_commit_hash": "aaa"}, [ONLY_WEIGHTS]),
+    ],
+    ids=["another id", "a folder", "everything", "another revision", "the same revision"],
+)
+def test_differences_are_named(target: PreTrainedModel, recorded: dict, seed: int, config: dict, differences: list):
+    other = tiny("llama", seed=seed)
+    for name, value in config.items():
+        setattr(other.config, name, value)
+    assert dataclasses.replace(ModelIdentity.of(target), **recorded).differences(other) == differences
 
 
 def test_eagle3_heads_have_an_identity():
@@ -157,12 +147,11 @@ def test_eagle3_heads_have_an_identity():
     identity = ModelIdentity.of(head)
     assert (identity.architecture, identity.vocab_size) == ("Eagle3", len(head.lm_head.weight))
     assert identity.differences(head) == []
-    assert identity.differences(random_head(seed=1)) == ["the weights of the LM head differ"]
+    assert identity.differences(random_head(seed=1)) == [ONLY_WEIGHTS]
 
 
 def test_the_width_of_the_head_counts():
-    model = constant([0.5, 0.3, 0.2], width=5)
-    identity = ModelIdentity.of(model)
+    identity = ModelIdentity.of(constant([0.5, 0.3, 0.2], width=5))
     assert (identity.hidden_size, identity.vocab_size) == (5, 3)
 
 
@@ -199,5 +188,5 @@ def test_a_cheaper_draft_is_known_by_the_weights_that_it_was_made_from(change):
     identity = ModelIdentity.of(draft)
     assert ModelIdentity.of(change(draft)).fingerprint == identity.fingerprint
     assert identity.differences(change(draft)) == ModelIdentity.of(change(draft)).differences(draft) == []
-    assert identity.differences(change(other)) == ["the weights of the LM head differ"]
-    assert ModelIdentity.of(change(draft)).differences(other) == ["the weights of the LM head differ"]
+    assert identity.differences(change(other)) == [ONLY_WEIGHTS]
+    assert ModelIdentity.of(change(draft)).differences(other) == [ONLY_WEIGHTS]

@@ -17,30 +17,9 @@ TOKEN = "hf_loopback"
 _ID = r"(?P<repo>[^/]+/[^/]+?)"
 
 
-@dataclass(frozen=True)
-class StoredFile:
-    """One file of one commit; ``lfs`` files are known by their SHA-256 instead of git's hash."""
-
-    content: bytes
-    lfs: bool
-
-    @property
-    def blob_id(self) -> str:
-        return hashlib.sha1(b"blob %d\0" % len(self.content) + self.content).hexdigest()
-
-    @property
-    def sha256(self) -> str:
-        return hashlib.sha256(self.content).hexdigest()
-
-    @property
-    def etag(self) -> str:
-        return self.sha256 if self.lfs else self.blob_id
-
-    def listing(self, path: str) -> dict:
-        entry = {"type": "file", "path": path, "size": len(self.content), "oid": self.blob_id}
-        if self.lfs:
-            entry["lfs"] = {"oid": self.sha256, "size": len(self.content), "pointerSize": 120}
-        return entry
+def blob_id(content: bytes) -> str:
+    """Return git's hash of a file, which is its ETag too: nothing is large here."""
+    return hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
 
 
 @dataclass
@@ -53,7 +32,7 @@ class Repository:
     private: bool = False
     gated: bool = False
     sdk: str | None = None
-    commits: dict[str, dict[str, StoredFile]] = field(default_factory=dict)
+    commits: dict[str, dict[str, bytes]] = field(default_factory=dict)
     branches: dict[str, str] = field(default_factory=dict)
     served: dict[str, Callable[[bytes], bytes]] = field(default_factory=dict)
 
@@ -61,12 +40,12 @@ class Repository:
         """Return the commit that a branch or commit id names, None if there is none."""
         return self.branches.get(revision, revision if revision in self.commits else None)
 
-    def commit(self, branch: str, changes: dict[str, StoredFile | None]) -> str:
+    def commit(self, branch: str, changes: dict[str, bytes | None]) -> str:
         """Commit changes on top of a branch (None deletes a file) and return the commit's id."""
         parent = self.branches.get(branch)
         files = dict(self.commits.get(parent, {})) | changes
         files = {path: file for path, file in files.items() if file is not None}
-        seed = "".join([str(parent), str(len(self.commits)), *sorted(f"{p}{f.sha256}" for p, f in files.items())])
+        seed = "".join([str(parent), str(len(self.commits)), *sorted(f"{p}{blob_id(f)}" for p, f in files.items())])
         oid = hashlib.sha1(seed.encode()).hexdigest()
         self.commits[oid] = files
         self.branches[branch] = oid
@@ -90,7 +69,6 @@ class LoopbackHub:
     repositories: dict[str, Repository] = field(default_factory=dict)
     requests: list[tuple[str, str]] = field(default_factory=list)
     downloads: list[str] = field(default_factory=list)
-    lfs_objects: dict[str, bytes] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         handler = type("Handler", (_Handler,), {"hub": self})
@@ -114,12 +92,8 @@ class LoopbackHub:
     def add(self, repo_id: str, files: dict[str, bytes], branch: str = "main", **settings: bool) -> Repository:
         """Put a commit with these files into a repository, made where it does not exist."""
         repository = self.repositories.setdefault(repo_id, Repository(**settings))
-        repository.commit(branch, {path: StoredFile(content, _is_lfs(path)) for path, content in files.items()})
+        repository.commit(branch, files)
         return repository
-
-
-def _is_lfs(path: str) -> bool:
-    return path.endswith((".safetensors", ".png"))
 
 
 @dataclass(frozen=True)
@@ -139,8 +113,6 @@ class _Handler(BaseHTTPRequestHandler):
     def _route(self) -> None:
         path = unquote(urlsplit(self.path).path)
         self.body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-        if self.headers.get("Transfer-Encoding") == "chunked":
-            self.body = self._chunks()
         self.hub.requests.append((self.command, path))
         for methods, pattern, action in _ROUTES:
             if self.command in methods and (match := re.fullmatch(pattern, path)):
@@ -151,15 +123,7 @@ class _Handler(BaseHTTPRequestHandler):
                 return
         self._refuse(_Refusal(501, "NotImplemented", f"the loopback Hub does not know {self.command} {path}"))
 
-    do_GET = do_HEAD = do_POST = do_PUT = _route
-
-    def _chunks(self) -> bytes:
-        content = b""
-        while size := int(self.rfile.readline(), 16):
-            content += self.rfile.read(size)
-            self.rfile.readline()
-        self.rfile.readline()
-        return content
+    do_GET = do_HEAD = do_POST = _route
 
     def _json(self, content: Any, status: int = 200) -> None:
         self._send(json.dumps(content).encode(), status, {"Content-Type": "application/json"})
@@ -199,47 +163,30 @@ class _Handler(BaseHTTPRequestHandler):
     def info(self, repo: str, revision: str = "main") -> None:
         repository = self._repository(repo)
         oid = self._commit(repository, revision)
-        self._json(
-            {
-                "_id": oid[:24],
-                "id": repo,
-                "sha": oid,
-                "private": repository.private,
-                "gated": "manual" if repository.gated else False,
-                "siblings": [{"rfilename": path} for path in repository.commits[oid]],
-                "tags": [],
-                "downloads": 0,
-                "likes": 0,
-            }
-        )
+        siblings = [{"rfilename": path} for path in repository.commits[oid]]
+        self._json({"_id": oid[:24], "id": repo, "sha": oid, "private": repository.private, "siblings": siblings})
 
     def tree(self, repo: str, revision: str) -> None:
         repository = self._repository(repo)
         files = repository.commits[self._commit(repository, revision)]
-        self._json([file.listing(path) for path, file in files.items()])
+        kept = {path: {"size": len(content), "oid": blob_id(content)} for path, content in files.items()}
+        self._json([{"type": "file", "path": path, **each} for path, each in kept.items()])
 
     def resolve(self, repo: str, revision: str, path: str) -> None:
         repository = self._repository(repo)
         oid = self._commit(repository, revision)
         if repository.gated and not self._signed_in():
             raise _Refusal(401, "GatedRepo", f"Access to model {repo} is restricted.")
-        file = repository.commits[oid].get(path)
-        if file is None:
+        content = repository.commits[oid].get(path)
+        if content is None:
             raise _Refusal(404, "EntryNotFound", "Entry not found")
-        headers = {"ETag": f'"{file.etag}"', "X-Repo-Commit": oid, "Content-Length": str(len(file.content))}
-        if file.lfs:
-            headers |= {"X-Linked-Etag": f'"{file.etag}"', "X-Linked-Size": str(len(file.content))}
-        content = file.content
+        headers = {"ETag": f'"{blob_id(content)}"', "X-Repo-Commit": oid, "Content-Length": str(len(content))}
         if self.command == "GET":
             content = repository.served.get(path, bytes)(content)
             self.hub.downloads.append(path)
         # A short answer below its announced length: the connection ends there.
-        self.close_connection = len(content) < len(file.content)
-        if wanted := re.fullmatch(r"bytes=(\d+)-", self.headers.get("Range", "")):
-            start, length = int(wanted[1]), len(file.content)
-            resumed = {"Content-Length": str(length - start), "Content-Range": f"bytes {start}-{length - 1}/{length}"}
-            return self._send(content[start:], 206, headers | resumed)
-        return self._send(content, headers=headers)
+        self.close_connection = len(content) < int(headers["Content-Length"])
+        self._send(content, headers=headers)
 
     def create(self) -> None:
         self._may_write()
@@ -273,51 +220,20 @@ class _Handler(BaseHTTPRequestHandler):
         self._may_write()
         repository = self._repository(repo)
         stored = repository.commits[self._commit(repository, revision)]
-        self._json(
-            {
-                "files": [
-                    {
-                        "path": file["path"],
-                        "uploadMode": "lfs" if _is_lfs(file["path"]) else "regular",
-                        "shouldIgnore": False,
-                        "oid": stored[file["path"]].etag if file["path"] in stored else None,
-                    }
-                    for file in json.loads(self.body)["files"]
-                ]
-            }
-        )
-
-    def lfs_batch(self, repo: str) -> None:
-        self._may_write()
-        self._repository(repo)
-        objects = []
-        for wanted in json.loads(self.body)["objects"]:
-            entry = {"oid": wanted["oid"], "size": wanted["size"]}
-            if wanted["oid"] not in self.hub.lfs_objects:
-                entry["actions"] = {
-                    "upload": {"href": f"{self.hub.endpoint}/lfs-storage/{wanted['oid']}", "header": {}}
-                }
-            objects.append(entry)
-        self._json({"transfer": "basic", "objects": objects})
-
-    def lfs_upload(self, oid: str) -> None:
-        if StoredFile(self.body, lfs=True).sha256 != oid:
-            raise _Refusal(400, "", "the content has another SHA-256")
-        self.hub.lfs_objects[oid] = self.body
-        self._send(b"")
+        paths = [file["path"] for file in json.loads(self.body)["files"]]
+        oids = {path: blob_id(stored[path]) if path in stored else None for path in paths}
+        common = {"uploadMode": "regular", "shouldIgnore": False}
+        self._json({"files": [{"path": path, "oid": oid, **common} for path, oid in oids.items()]})
 
     def commit(self, repo: str, revision: str) -> None:
         self._may_write()
         repository = self._repository(repo)
         self._commit(repository, revision)
-        changes: dict[str, StoredFile | None] = {}
-        for line in self.body.splitlines():
-            operation = json.loads(line)
+        changes: dict[str, bytes | None] = {}
+        for operation in map(json.loads, self.body.splitlines()):
             value = operation["value"]
             if operation["key"] == "file":
-                changes[value["path"]] = StoredFile(base64.b64decode(value["content"]), lfs=False)
-            elif operation["key"] == "lfsFile":
-                changes[value["path"]] = StoredFile(self.hub.lfs_objects[value["oid"]], lfs=True)
+                changes[value["path"]] = base64.b64decode(value["content"])
             elif operation["key"] == "deletedFile":
                 changes[value["path"]] = None
         oid = repository.commit(revision, changes)
@@ -333,7 +249,5 @@ _ROUTES: list[tuple[tuple[str, ...], str, Callable[..., None]]] = [
     (("POST",), rf"/api/(models|spaces)/{_ID}/branch/(?P<name>.+)", _Handler.branch),
     (("POST",), r"/api/validate-yaml", _Handler.validate),
     (("POST",), rf"/api/(models|spaces)/{_ID}/preupload/(?P<revision>.+)", _Handler.preupload),
-    (("POST",), rf"/{_ID}\.git/info/lfs/objects/batch", _Handler.lfs_batch),
-    (("PUT",), r"/lfs-storage/(?P<oid>[0-9a-f]{64})", _Handler.lfs_upload),
     (("POST",), rf"/api/(models|spaces)/{_ID}/commit/(?P<revision>.+)", _Handler.commit),
 ]
