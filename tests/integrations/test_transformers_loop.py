@@ -10,7 +10,7 @@ from typing import ClassVar
 import numpy as np
 import pytest
 import torch
-from transformers import CompileConfig, LogitsProcessor, LogitsProcessorList
+from transformers import CompileConfig, LogitsProcessorList
 from transformers.cache_utils import StaticLayer
 from transformers.generation.candidate_generator import SinglePositionMultiTokenCandidateGenerator
 
@@ -156,11 +156,9 @@ def test_a_reported_law_that_nothing_is_drawn_by_counts_for_nothing(monkeypatch)
     assert chi_square_p(np.bincount(out[0, 1:], minlength=len(P)), np.array(P)) > 1e-5
 
 
-class ForbidCongruent(LogitsProcessor):
-    def __call__(self, input_ids, scores):
-        scores = scores.clone()
-        scores[:, torch.arange(scores.shape[-1]) % 3 == input_ids.shape[1] % 3] = -torch.inf
-        return scores
+def forbid_congruent(input_ids, scores):
+    forbidden = torch.arange(scores.shape[-1]) % 3 == input_ids.shape[1] % 3
+    return scores.masked_fill(forbidden, -torch.inf)
 
 
 @pytest.mark.parametrize("first", [True, False], ids=["before the hook", "after the hook"])
@@ -169,19 +167,13 @@ def test_other_processors_are_honoured(do_sample: bool, first: bool):
     target = tiny()
     draft = noisy_copy(target)
     hook = LossyVerification("topk", target, assistant_model=draft, k=4, seed=0)
-    processors = LogitsProcessorList([ForbidCongruent(), hook] if first else [hook, ForbidCongruent()])
+    processors = LogitsProcessorList([forbid_congruent, hook][:: 1 if first else -1])
     with hook:
         out = target.generate(
-            prompt(),
-            assistant_model=draft,
-            logits_processor=processors,
-            max_new_tokens=30,
-            do_sample=do_sample,
-            eos_token_id=None,
+            prompt(), assistant_model=draft, logits_processor=processors, **GREEDY | {"do_sample": do_sample}
         )
     assert hook.stats.accepted_lossy > 0
-    for position in range(7, out.shape[1]):
-        assert out[0, position] % 3 != position % 3
+    assert all(out[0, position] % 3 != position % 3 for position in range(7, out.shape[1]))
 
 
 def test_rounds_of_different_length():
@@ -243,26 +235,39 @@ def test_everything_is_undone_after_a_failure(where: str):
     assert stock_text.tolist() == tiny().generate(prompt(), **GREEDY).tolist()
 
 
-def test_misuse_is_reported():
+@pytest.mark.parametrize(
+    ("mode", "config", "call", "message"),
+    [
+        ("topk", {}, {"logits_processor": []}, r"logits_processor=\[hook\]"),
+        ("topk", {}, {"assistant_model": None}, "assistant_model"),
+        ("topk", {}, {"guidance_scale": 1.5}, "ClassifierFreeGuidance"),
+        ("ears", {}, {}, r"'ears'.*assistant_model"),
+        ("topk", {"k": 5, "require_lossless": True}, {}, "require_lossless"),
+        ("topkk", {}, None, "did you mean 'topk'"),
+        ("topk", {"kk": 3}, None, "'kk'"),
+        ("fsd", {}, None, r"'fsd'.*assistant_model"),
+        ("topk", {"num_assistant_tokens": 0}, None, r"num_assistant_tokens.*0"),
+    ],
+)
+def test_misuse_is_reported(mode: str, config: dict, call: dict | None, message: str):
+    """A ``call`` of None stands for hooks that can't be made."""
     target = tiny()
     draft = noisy_copy(target)
-    hook = LossyVerification("topk", target)
-    with pytest.raises(LossyError, match=r"logits_processor=\[hook\]"), hook:
-        target.generate(prompt(), assistant_model=draft, **GREEDY)
-    with pytest.raises(LossyError, match="assistant_model"), hook:
-        target.generate(prompt(), logits_processor=[LossyVerification("topk", target)], **GREEDY)
+
+    def use() -> None:
+        with LossyVerification(mode, target, **config) as hook:
+            assert call is not None, "it was made"
+            target.generate(prompt(), **{"assistant_model": draft, "logits_processor": [hook], **GREEDY, **call})
+
+    with pytest.raises(LossyError, match=message):
+        use()
+
+
+def test_a_hook_counts_in_its_block_alone():
+    target = tiny()
+    hooks = [LossyVerification("topk", target)]
     with pytest.raises(LossyError, match="with"):
-        target.generate(prompt(), assistant_model=draft, logits_processor=[LossyVerification("topk", target)])
-    with pytest.raises(LossyError, match="did you mean 'topk'"):
-        LossyVerification("topkk", target)
-    with pytest.raises(LossyError, match="'kk'"):
-        LossyVerification("topk", target, kk=3)
-    with pytest.raises(LossyError, match=r"'fsd'.*assistant_model"):
-        LossyVerification("fsd", target)
-    with pytest.raises(LossyError, match=r"'ears'.*assistant_model"), LossyVerification("ears", target) as ears:
-        target.generate(prompt(), assistant_model=draft, logits_processor=[ears], **GREEDY)
-    with pytest.raises(LossyError, match="ClassifierFreeGuidance"), hook:
-        target.generate(prompt(), assistant_model=draft, logits_processor=[hook], guidance_scale=1.5, **GREEDY)
+        target.generate(prompt(), assistant_model=noisy_copy(target), logits_processor=hooks)
 
 
 @pytest.mark.skipif(not DRAFTS_ON_STATIC_CACHES, reason="older versions of transformers don't draft on static caches")
@@ -297,21 +302,15 @@ def test_dropped_heads_leave_stock_its_own_logits(architecture: str):
         torch.testing.assert_close(a, b, atol=1e-4, rtol=1e-4)
 
 
-class RaiseOne(LogitsProcessor):
-    """Writes into what it is given, as some processors do."""
-
-    def __call__(self, input_ids, scores):
+def test_processors_that_write_in_place_count_once():
+    def raise_one(input_ids, scores):
         scores[:, 7] += 0.6
         return scores
 
-
-def test_processors_that_write_in_place_count_once():
     target = tiny()
-    draft = noisy_copy(target)
-    plain = target.generate(prompt(), logits_processor=[RaiseOne()], **GREEDY)
-    hook = LossyVerification("lossless", target)
-    with hook:
-        out = target.generate(prompt(), assistant_model=draft, logits_processor=[RaiseOne(), hook], **GREEDY)
+    draft, plain = noisy_copy(target), target.generate(prompt(), logits_processor=[raise_one], **GREEDY)
+    with LossyVerification("lossless", target) as hook:
+        out = target.generate(prompt(), assistant_model=draft, logits_processor=[raise_one, hook], **GREEDY)
     assert out.tolist() == plain.tolist()
 
 
@@ -349,15 +348,6 @@ def test_blocks_of_two_threads_do_not_disturb_each_other():
     for name, k in (("own", 2), ("other", 3)):
         alone = stock(LossyVerification("topk", target, k=k), draft, **GREEDY)
         assert texts[name].tolist() == alone.tolist()
-
-
-def test_require_lossless_counts_in_stock_s_loop_too():
-    target = tiny()
-    hook = LossyVerification("topk", target, k=5, require_lossless=True)
-    with pytest.raises(LossyError, match="require_lossless"):
-        stock(hook, noisy_copy(target), **GREEDY)
-    with pytest.raises(LossyError, match=r"num_assistant_tokens.*0"):
-        LossyVerification("topk", target, num_assistant_tokens=0)
 
 
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")  # asked for by peft

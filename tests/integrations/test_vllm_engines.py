@@ -40,8 +40,7 @@ class LLM:
 
 @pytest.fixture(scope="module")
 def models() -> Pair:
-    pair = pairs.load("arithmetic")
-    return pair
+    return pairs.load("arithmetic")
 
 
 @pytest.fixture

@@ -54,9 +54,9 @@ def test_a_server_that_stays_away_is_an_error(server, trouble, message):
 
 def test_nobody_there_is_an_error():
     with socket.create_server(("127.0.0.1", 0)) as closed:
-        url = f"http://127.0.0.1:{closed.getsockname()[1]}/v1"
+        nowhere = f"http://127.0.0.1:{closed.getsockname()[1]}/v1"
     with pytest.raises(LossyServiceError, match=r"gave no reply in at most 2 attempts \(ConnectError"):
-        ApiModel(url, "m", timeout=1.0, attempts=2).ask("Judge!", "Which?")
+        ApiModel(nowhere, "m", timeout=1.0, attempts=2).ask("Judge!", "Which?")
 
 
 @both_ways

@@ -117,19 +117,13 @@ def test_the_reference_solutions_are_correct(task):
         ("    return xs[1]\n", "failed +"),  # the second test raises an error
         ("    return 2 if xs[1:] else exit()\n", "failed +"),
         ("    return 2 if xs[1:] else __import__('os')._exit(0)\n", "failed +"),  # it is not reached
+        (" \n", None),
     ],
 )
 def test_the_answer_is_which_tests_pass(task, body, answer):
     [example] = task.examples("test", 1)
     assert task.answer(example, body) == answer
-
-
-def test_two_responses_have_the_same_answer_if_the_same_tests_pass(task):
-    [example] = task.examples("test", 1)
-    assert task.keeps_answer(example, "    return 2\n", "    return xs[1]\n")
-    assert not task.keeps_answer(example, "    return 2\n", "    return 5\n")
-    assert not task.keeps_answer(example, SOLUTION, "  \n")
-    assert task.answer(example, " \n") is None
+    assert task.keeps_answer(example, "    return 2\n", body) == (answer == "failed +")
 
 
 def test_a_program_runs_once_for_each_problem(task, monkeypatch):
@@ -169,15 +163,16 @@ def test_without_isolation_the_task_is_refused_at_once_unless_asked_for_by_name(
         assert tasks.load("code", "problems.jsonl", unsafe_no_isolation="true").sandbox.unsafe_no_isolation
 
 
-def test_bad_rows_are_refused(tmp_path, sandbox_options):
+@pytest.mark.parametrize(
+    ("changes", "prompt", "named"),
+    [
+        ({"entry_point": "mean; import os"}, PROMPT, "`entry_point`"),
+        ({"test": None}, PROMPT, "'test'"),
+        ({}, "def f", "`example`"),
+    ],
+)
+def test_bad_rows_and_foreign_examples_are_refused(tmp_path, sandbox_options, changes, prompt, named):
     path = tmp_path / "problems.jsonl"
-    for row, named in (
-        ({**MEAN, "entry_point": "mean; import os"}, "`entry_point`"),
-        ({**MEAN, "test": None}, "'test'"),
-    ):
-        path.write_text(json.dumps({name: value for name, value in row.items() if value is not None}))
-        with pytest.raises(LossyValueError, match=named):
-            Code(str(path), **sandbox_options).examples("test", 1)
-    path.write_text(json.dumps(MEAN))
-    with pytest.raises(LossyValueError, match="`example`"):
-        Code(str(path), **sandbox_options).answer(Example("def f", "passed"), "    pass")
+    path.write_text(json.dumps(MEAN | changes))
+    with pytest.raises(LossyValueError, match=named):
+        Code(str(path), **sandbox_options).answer(Example(prompt, "passed"), "    pass")

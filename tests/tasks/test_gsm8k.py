@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from fractions import Fraction
+from pathlib import Path
 
 import datasets
 import pytest
@@ -36,33 +37,21 @@ def folder(tmp_path, train):
     return str(tmp_path)
 
 
-def test_a_row_becomes_an_example(folder):
-    [example] = GSM8K(folder).examples("test", 1)
-    assert example.prompt == "Question: What is 300 + 300?\nAnswer:"
-    assert example.answer == "600"
-    assert example.solution == " 300+300=600\n#### 600"
-
-
 def test_every_solution_is_correct(folder):
     task = GSM8K(folder)
     for split in task.splits:
         assert all(task.correct(example, example.solution) for example in task.examples(split, 1000))
 
 
-def test_validation_is_cut_out_of_the_training_file(train):
+def test_validation_is_cut_out_of_the_training_file_whatever_the_order_of_rows(tmp_path, train):
     task = GSM8K(train)
     assert task.splits == ("train", "validation")
-    parts = {split: {e.prompt for e in task.examples(split, 1000)} for split in task.splits}
+    parts = {split: {*task.examples(split, 1000)} for split in task.splits}
     assert not parts["train"] & parts["validation"]
     assert len(parts["train"]) + len(parts["validation"]) == 300
     assert 0.01 < len(parts["validation"]) / 300 < 0.12  # 5 %, binomial, four standard deviations
-
-
-def test_splits_do_not_depend_on_the_order_of_rows(tmp_path, train):
-    shuffled = random.Random(0).sample(ROWS[:300], 300)
-    other = GSM8K(write(tmp_path / "other.jsonl", shuffled))
-    for split in other.splits:
-        assert set(other.examples(split, 1000)) == set(GSM8K(train).examples(split, 1000))
+    shuffled = GSM8K(write(tmp_path / "other.jsonl", random.Random(0).sample(ROWS[:300], 300)))
+    assert {split: {*shuffled.examples(split, 1000)} for split in shuffled.splits} == parts
 
 
 def test_a_file_s_name_or_the_argument_tells_what_it_holds(tmp_path):
@@ -70,14 +59,23 @@ def test_a_file_s_name_or_the_argument_tells_what_it_holds(tmp_path):
     assert GSM8K(path).splits == ("test",)
     assert len(GSM8K(path).examples("test", 1000)) == 400
     assert GSM8K(path, split="train").splits == ("train", "validation")
-    for call in (lambda: GSM8K(path).examples("train", 1), lambda: GSM8K(path, split="dev")):
-        with pytest.raises(LossyValueError, match="`split`"):
-            call()
 
 
-def test_a_folder_s_files_say_what_they_hold(folder):
-    with pytest.raises(LossyValueError, match=r"`split` .* is the folder"):
-        GSM8K(folder, split="train")
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda folder: GSM8K(f"{folder}/test.jsonl").examples("train", 1), "`split`"),
+        (lambda folder: GSM8K(f"{folder}/test.jsonl", split="dev"), "`split`"),
+        (lambda folder: GSM8K(folder, split="train"), "`split` .* is the folder"),
+        (lambda folder: GSM8K(f"{folder}/test.jsonl", shots=3), "`shots`"),
+        (lambda folder: GSM8K(f"{folder}/none"), "`data` .*none"),
+        (lambda folder: GSM8K(f"{folder}/empty"), "`data` .*empty"),
+    ],
+)
+def test_what_is_no_split_or_no_file_is_named(folder, make, message):
+    Path(folder, "empty").mkdir()
+    with pytest.raises(LossyValueError, match=message):
+        make(folder)
 
 
 def test_worked_problems_come_first_and_belong_to_no_split(folder):
@@ -134,17 +132,6 @@ def test_a_malformed_file_is_refused_with_the_place(tmp_path, name, content, pla
         GSM8K(str(tmp_path / name)).examples("train", 1)
 
 
-def test_a_missing_file_or_an_empty_folder_is_named(tmp_path):
-    for path, name in ((tmp_path / "none", "none"), (tmp_path, tmp_path.name)):
-        with pytest.raises(LossyValueError, match=f"`data` .*{name}"):
-            GSM8K(str(path)).examples("train", 1)
-
-
-def test_worked_problems_need_a_training_split(tmp_path):
-    with pytest.raises(LossyValueError, match="`shots`"):
-        GSM8K(write(tmp_path / "test.jsonl", ROWS[:3]), shots=3)
-
-
 def test_without_data_the_hub_is_asked(monkeypatch):
     asked = []
 
@@ -159,12 +146,10 @@ def test_without_data_the_hub_is_asked(monkeypatch):
     assert len(task.examples("train", 1000)) + len(task.examples("validation", 1000)) == 100
     assert asked == [(("openai/gsm8k", "main"), {"split": split}) for split in ("test", "train")]
 
-
-def test_without_data_and_network_the_remedy_is_named(monkeypatch):
-    def load_dataset(*args, **kwargs):
+    def unreachable(*args, **kwargs):
         raise ConnectionError("Couldn't reach 'openai/gsm8k' on the Hub")
 
-    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    monkeypatch.setattr(datasets, "load_dataset", unreachable)
     with pytest.raises(LossyValueError, match=r"Couldn't reach .* local JSONL"):
         GSM8K().examples("test", 1)
 

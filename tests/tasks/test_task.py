@@ -46,33 +46,22 @@ def tokenizer():
     return PreTrainedTokenizerFast(tokenizer_object=backend, bos_token="<s>")
 
 
-@pytest.fixture
-def chat_tokenizer(tokenizer):
-    tokenizer.chat_template = TEMPLATE
-    return tokenizer
-
-
 def test_without_a_template_the_prompt_is_what_the_model_sees(tokenizer):
     [example] = Echo().examples("test", 1)
     assert Echo().render(example, tokenizer) == example.prompt
     assert Echo().encode(example, tokenizer) == tokenizer(example.prompt)["input_ids"]
+    assert Echo().encode(example, tokenizer)[0] == tokenizer.bos_token_id
 
 
-def test_a_template_makes_a_user_turn_and_opens_the_answer(chat_tokenizer):
+def test_a_template_makes_a_user_turn_opens_the_answer_and_brings_its_own_bos(tokenizer):
+    tokenizer.chat_template = TEMPLATE
     [example] = Echo().examples("test", 1)
-    bos = chat_tokenizer.bos_token
-    assert Echo().render(example, chat_tokenizer) == f"{bos}[user] Ada has 3 apples. [assistant]"
-    assert Polite().render(example, chat_tokenizer) == f"{bos}[user] Please: Ada has 3 apples. [assistant]"
-
-
-def test_a_template_s_bos_is_not_doubled(chat_tokenizer):
-    [example] = Echo().examples("test", 1)
-    bos = chat_tokenizer.bos_token_id
-    assert chat_tokenizer(example.prompt)["input_ids"][0] == bos  # else this test would show nothing
-    assert Echo().encode(example, chat_tokenizer).count(bos) == 1
-    assert Echo().encode(example, chat_tokenizer) == chat_tokenizer.apply_chat_template(
-        [{"role": "user", "content": example.prompt}], add_generation_prompt=True, return_dict=False
-    )
+    assert Echo().render(example, tokenizer) == "<s>[user] Ada has 3 apples. [assistant]"
+    assert Polite().render(example, tokenizer) == "<s>[user] Please: Ada has 3 apples. [assistant]"
+    assert Echo().encode(example, tokenizer).count(tokenizer.bos_token_id) == 1
+    turn = {"role": "user", "content": example.prompt}
+    templated = tokenizer.apply_chat_template([turn], add_generation_prompt=True, return_dict=False)
+    assert Echo().encode(example, tokenizer) == templated
 
 
 @pytest.mark.parametrize(
