@@ -118,11 +118,6 @@ def tokens_in(cache: Cache | None) -> int:
     return 0
 
 
-def counts_tokens(model: PreTrainedModel) -> bool:
-    """Tell whether a new cache for ``model`` has a layer that counts its tokens."""
-    return any(isinstance(layer, DynamicLayer) for layer in new_cache(model).layers)
-
-
 def ready_for_rollback(model: PreTrainedModel, cache: Any) -> None:
     """Let a cache keep what a rollback must not remove."""
     if isinstance(cache, DynamicCache):
@@ -172,12 +167,6 @@ def one_layer(cache: Cache, number: int) -> Cache:
         layer.__class__ = UncountedLayer
     view.layers = [layer]
     return view
-
-
-def count_in_layer(layer: StaticLayer, tokens: int) -> None:
-    """Count what was written to a layer by other means than :meth:`StaticLayer.update`."""
-    if not isinstance(layer, UncountedLayer):
-        layer.cumulative_length.add_(tokens)
 
 
 def count_in_all_layers(cache: Cache, tokens: int) -> None:
