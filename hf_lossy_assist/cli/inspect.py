@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
 from ..errors import LossyValueError
 from . import options
 from .console import Console
+
+if TYPE_CHECKING:
+    from ..evaluation.modes import DecodingMode
+    from ..inspection.page import InspectedText
 
 GAMMA = 8
 
@@ -42,9 +47,10 @@ def inspect(
         raise LossyValueError(
             f"`--out` has to be a new file, but {str(file)!r} is there; choose another, or add `--overwrite`"
         )
+    from ..core.token_records import TokenRecord
     from ..evaluation.modes import modes_of
-    from ..evaluation.requests import batches_of
-    from ..evaluation.side_by_side import compare
+    from ..evaluation.requests import batches_of, run_request
+    from ..inspection.page import InspectedText, InspectionPage
 
     example = options.shown(prompt, models.pair)
     named = modes_of(modes, decoding.length(models, GAMMA), heads=models.heads, **decoding.law)
@@ -58,10 +64,17 @@ def inspect(
     ids = pair.encode(example.prompt, turn=models.pair is not None)
     (batch,) = batches_of([ids], device=pair.target.device, seed=decoding.seed or 0)
 
-    def right(tokens: list[int]) -> bool:
-        return pair.task.correct(example, pair.tokenizer.decode(tokens, skip_special_tokens=True))
+    def text_of(mode: DecodingMode) -> InspectedText:
+        """Answer twice with equal random numbers: once with inspection, once for the speed."""
+        inspected = mode if mode.rule is None else replace(mode, settings={**mode.settings, "inspect": True})
+        seen, timed = (run_request(pair, each, batch, max_new_tokens) for each in (inspected, mode))
+        records = seen.stats.records if seen.stats else [TokenRecord(x, "target") for x in seen.rows[0].tolist()]
+        speed = {"tokens per second": f"{len(records) / timed.seconds:.3g}"} if timed.seconds else {}
+        figures = timed.stats.brief(timed.seconds) if timed.stats else speed
+        if example.answer:
+            text = pair.tokenizer.decode(seen.rows[0], skip_special_tokens=True)
+            figures = {"answer": "right" if pair.task.correct(example, text) else "wrong", **figures}
+        return InspectedText(mode.label, records, figures)
 
-    judged = right if example.answer else None
-    page = compare(pair, named, batch, max_new_tokens, prompt=example.prompt, right=judged)
-    page.save(file)
+    InspectionPage([*map(text_of, named)], pair.tokenizer, example.prompt).save(file)
     Console().print(f"written: {file}", style="dim", soft_wrap=True, markup=False, highlight=False)

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
 from ..errors import LossyValueError, need
+from ..generation.spelling import read_settings, split
 from ..store.folder import this_process
 from ..tasks.api_model import ApiModel
+from ..values import check_keys, check_name
 from . import options
 from .console import Console, figures_table
 
 if TYPE_CHECKING:
     from ..training.label_folder import PromptLabels
+    from ..training.labelling import Labels
 
 
 def mine(
@@ -61,9 +64,8 @@ def mine(
     from ..training.label_folder import load_mined
     from ..training.labelling import Labelling
     from ..training.labelling import mine as run
-    from ..training.labels import read_labels
 
-    process, screen, kind = this_process(), Console(), read_labels(labels)
+    process, screen, kind = this_process(), Console(), _read_labels(labels)
     if kind.temperature is None:
         decoding.check()
     if decoding.sample or decoding.temperature is not None:
@@ -85,6 +87,19 @@ def mine(
         screen.print(f"process {process.number} is done; others are still at work on {out}")
     else:
         screen.print(figures_table(figures_of(kind.name, rows)))
+
+
+def _read_labels(text: str) -> Labels:
+    """Read a kind of labels, ``KIND[:KEY=VALUE…]``."""
+    from ..training.judge_labels import JudgeLabels
+    from ..training.ratio_labels import RatioLabels
+
+    kinds = {each.name: each for each in (JudgeLabels, RatioLabels)}
+    name, *settings = split(text, ":")
+    check_name("labels", name, kinds)
+    given = read_settings(settings, "labels")
+    check_keys(f"`labels` {name}", [each.name for each in fields(kinds[name])], given)
+    return kinds[name](**given)
 
 
 def _api(target: str) -> ApiModel:

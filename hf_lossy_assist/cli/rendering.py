@@ -9,6 +9,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from ..decoding.progress import TokenStatusStreamer
+from ..inspection.page import Pieces
 from .console import Console
 
 LOSSY_STYLE = "underline black on yellow"
@@ -22,31 +23,24 @@ class MarkedText:
     """Generated tokens as text, one by one; marks those that only a lossy rule kept."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, *, colour: bool) -> None:
-        self._tokenizer, self._colour = tokenizer, colour
-        self._tokens: list[int] = []  # of the last line
-        self._shown = ""
+        self._pieces, self._colour = Pieces(tokenizer, skip_special_tokens=True), colour
         self._pending = False
 
     def add(self, token: int, kind: str = "") -> Text:
         """Return the text that one more token adds; ``kind`` is its status in the trace."""
-        self._tokens.append(token)
         self._pending = self._pending or kind == "accepted_lossy"
-        # A token may be half a character, or a space only after another token, so the whole line is decoded.
-        line = self._tokenizer.decode(self._tokens, skip_special_tokens=True)
-        return Text() if line.endswith("\N{REPLACEMENT CHARACTER}") else self._next(line)
+        added = self._pieces.add(token)
+        return Text() if added is None else self._marked(added)
 
     def finish(self) -> Text:
         """Return the rest: an incomplete character."""
-        return self._next(self._tokenizer.decode(self._tokens, skip_special_tokens=True))
+        return self._marked(self._pieces.rest())
 
-    def _next(self, line: str) -> Text:
-        added, self._shown = line[len(self._shown) :], line
+    def _marked(self, added: str) -> Text:
         body = added.lstrip()
         text = Text(added[: len(added) - len(body)])
         text.append(marked(body, colour=self._colour) if self._pending and body else body)
         self._pending = False
-        if line.endswith("\n"):
-            self._tokens, self._shown = [], ""
         return text
 
 
@@ -64,14 +58,9 @@ class ConsoleStreamer(TokenStatusStreamer):
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, screen: Console, *, mark: bool = True) -> None:
         self._marked = MarkedText(tokenizer, colour=screen.color_system is not None)
-        self._tokenizer, self._screen, self._mark = tokenizer, screen, mark
+        self._screen, self._mark = screen, mark
         self._tokens: list[int] | None = None  # None before the prompt
         self._printed = 0
-
-    @property
-    def text(self) -> str:
-        """The response so far, without marks."""
-        return self._tokenizer.decode(self._tokens or [], skip_special_tokens=True)
 
     def put(self, value: Tensor) -> None:
         self._tokens = [] if self._tokens is None else [*self._tokens, *value.flatten().tolist()]

@@ -1,11 +1,9 @@
-"""The result of an evaluation: scores, lengths and speeds of every mode, also by category, as tables and a plot."""
+"""The result of an evaluation: scores, lengths and speeds of every mode, also by category, as tables."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from itertools import cycle
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -80,11 +78,10 @@ class EvaluationResult:
         return [each for each in made if each is not None]
 
     def save(self, store: AnswerStore) -> None:
-        """Write ``summary.json`` with an entry per mode, ``categories.json``, and ``plot.png``: speed against score."""
+        """Write ``summary.json`` with an entry per mode, and perhaps ``categories.json``."""
         store.write("summary.json", {label: row.entry for label, row in self.modes.items()})
         if self.kinds:
             store.write("categories.json", [asdict(kind) for kind in self.kinds])
-        plot_scores(list(self.modes.values()), store.folder / "plot.png")
 
 
 Rows = Sequence[ModeScore]
@@ -151,7 +148,7 @@ def request_table(rows: Rows) -> NumberTable:
         f"kept (%)\np{quantiles}": lambda row: "–".join(map(percent, row.acceptance_rates or ())),
         "same\ntexts": lambda row: f"{row.same_texts} of {row.n}",
         **{f"p{100 * q:.0f}": latency(i) for i, q in enumerate(LATENCY_QUANTILES)},
-        "peak\nmemory": _memory,
+        "peak\nmemory": lambda row: "" if row.peak_memory is None else f"{row.peak_memory / 2**20:.0f} MiB",
     }
     return table(rows, columns, "Answers: share of the drafts that was kept, texts, milliseconds, memory")
 
@@ -166,40 +163,3 @@ def kind_table(kinds: Sequence[Any]) -> NumberTable:
         "tokens\n/s": lambda kind: "" if kind.row.tokens_per_second is None else figure(kind.row.tokens_per_second),
     }
     return table(kinds, columns, "By category: tokens per call of the target, and speed")
-
-
-def _memory(row: ModeScore) -> str:
-    return "" if row.peak_memory is None else f"{row.peak_memory / 2**20:.0f} MiB"
-
-
-def plot_scores(rows: Rows, path: Path) -> None:
-    """Draw speed against score; against drafted tokens kept per round, if nothing is scored."""
-    from matplotlib.figure import Figure
-
-    timed = all(row.speed is not None for row in rows)
-    scored = all(row.score is not None for row in rows)
-    drawn = Figure(figsize=(9, 5), layout="constrained")
-    axes = drawn.subplots()
-    for i, (row, marker) in enumerate(zip(rows, cycle("osD^vP*X"))):
-        x = (row.tokens_per_second, row.speed.least, row.speed.most) if timed else (row.tokens_per_round,) * 3
-        y = (row.mean_accepted,) * 3
-        if scored:
-            ends = (row.score, row.score - (row.difference - row.low), row.score + (row.high - row.difference))
-            y = tuple(100 * end for end in ends)
-        # One call's speed is its least and its most, but for how its seconds were added up.
-        bars = {
-            f"{name}err": [[max(0.0, value - low)], [max(0.0, high - value)]]
-            for name, (value, low, high) in (("x", x), ("y", y))
-        }
-        axes.errorbar(
-            [x[0]], [y[0]], **bars, fmt=marker, color=f"C{i % 10}", ecolor=(0, 0, 0, 0.25), capsize=2, elinewidth=0.6,
-            label=row.label,
-        )  # fmt: skip
-    axes.set(
-        xlabel="tokens per second" if timed else "tokens per round",
-        ylabel="score (%; bars: 95 % interval of the difference)" if scored else "drafted tokens kept per round",
-    )
-    axes.margins(0.08)
-    axes.grid(alpha=0.3)
-    drawn.legend(loc="outside right upper", fontsize=8)
-    drawn.savefig(path, dpi=130)

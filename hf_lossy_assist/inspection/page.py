@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import SequenceMatcher
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -116,17 +116,34 @@ class InspectionPage:
         return self._pieces([token])[0]
 
     def _pieces(self, ids: Sequence[int]) -> list[str]:
-        """Return the text that each token adds, or the name of a token that ends inside a character."""
-        pieces, start, shown = [], 0, ""
-        for end, token in enumerate(ids, 1):
-            text = self.tokenizer.decode(ids[start:end], skip_special_tokens=False)
-            whole = not text.endswith("\N{REPLACEMENT CHARACTER}")
-            added = text[len(shown) :] if whole else ""
-            pieces.append(added or str(self.tokenizer.convert_ids_to_tokens(token)))
-            shown = text if whole else shown
-            if text.endswith("\n"):  # keeps decoding linear in the length
-                start, shown = end, ""
-        return pieces
+        """Return the text that each token adds, or the name of a token that adds none."""
+        pieces = Pieces(self.tokenizer)
+        return [pieces.add(token) or str(self.tokenizer.convert_ids_to_tokens(token)) for token in ids]
+
+
+class Pieces:
+    """The text that each further token adds.
+
+    A token may be half a character, or a space only after another token, so the last line is decoded as a whole.
+    """
+
+    def __init__(self, tokenizer: Any, *, skip_special_tokens: bool = False) -> None:
+        self._decode = partial(tokenizer.decode, skip_special_tokens=skip_special_tokens)
+        self._tokens: list[int] = []  # of the last line
+        self._shown = ""
+
+    def add(self, token: int) -> str | None:
+        """Return a token's text; None while a character is incomplete."""
+        self._tokens.append(token)
+        return None if self._decode(self._tokens).endswith("\N{REPLACEMENT CHARACTER}") else self.rest()
+
+    def rest(self) -> str:
+        """Return what was not returned before."""
+        line = self._decode(self._tokens)
+        added, self._shown = line[len(self._shown) :], line
+        if line.endswith("\n"):  # keeps decoding linear in the length
+            self._tokens, self._shown = [], ""
+        return added
 
 
 def _shared(a: Sequence[int], b: Sequence[int]) -> tuple[set[int], set[int]]:

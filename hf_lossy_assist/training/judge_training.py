@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Annotated
 
 import numpy as np
 from numpy.typing import NDArray
-from sklearn.pipeline import Pipeline
 
 from ..heads import JudgeHead, ThresholdRow, columns
 from ..heads.judge_head import POSITIONS
@@ -17,14 +15,12 @@ from .examples import Examples, Origin, check
 from .validation import (
     RECALLS,
     STRENGTHS,
-    Curve,
+    Trained,
     area_of,
-    auc_of,
-    best_state,
     both_classes,
+    fit,
     largest_threshold,
     recall_and_skipped,
-    save_with_roc,
 )
 
 
@@ -53,31 +49,11 @@ class JudgeSettings(Checked):
         return columns(self.models, "both" if self.positions is None else self.positions)
 
 
-@dataclass(frozen=True, eq=False)
-class TrainedJudge:
-    """A judge head, fitted to all prompts.
-
-    ``probabilities`` ``(N,)`` are those by classifiers that have not seen a token's fold, and ``fitted`` the head's.
-    """
-
-    head: JudgeHead
-    examples: Examples
-    probabilities: NDArray[np.floating]
-    fitted: NDArray[np.floating]
-
-    def save(self, folder: Path) -> None:
-        """Write the head, its model card and its ROC curves into ``folder``."""
-        out_of_fold = Curve("out of fold", self.examples, self.probabilities)
-        curves = [out_of_fold, Curve("training", self.examples, self.fitted, style=":")]
-        shares = {"positive": "important tokens found", "others": "unimportant tokens taken for important"}
-        save_with_roc(self.head, folder, curves, **shares)
-
-
 def train_judge(
     examples: Examples,
     origin: Origin,
     settings: JudgeSettings = JudgeSettings(),
-) -> TrainedJudge:
+) -> Trained:
     """Train a judge head: a standardisation and a logistic regression, folded into one weight and one bias.
 
     Garipov et al. 2025 (AutoJudge), section 4.1 and appendix B. The head that is returned has seen all prompts. All
@@ -88,31 +64,18 @@ def train_judge(
     check(examples)
     seed = settings.seed
     choices = {at: columns(settings.models, at) for at in settings.choices}
-    at, crossed, states = best_state(choices, settings.strengths, examples, seed=seed)
-    final, found = crossed.final(examples), crossed.probabilities
-    fitted = final.predict_proba(examples.features(crossed.columns))[:, 1]
-    threshold = largest_threshold(examples, found, settings.recall)
-    table = sorted({largest_threshold(examples, found, recall) for recall in {*RECALLS, settings.recall}})
-    recall, skipped = recall_and_skipped(examples, found, threshold)
-    metrics = {
-        **_solved(examples, found, seed),
-        **area_of(examples, found, seed=seed),
-        **{"train_auc": auc_of(examples, fitted), "recall": recall, "skipped": skipped},
-        **states,
-        **examples.counts(),
-    }
+    found = fit(choices, settings.strengths, examples, seed=seed)
+    scores = found.probabilities
+    threshold = largest_threshold(examples, scores, settings.recall)
+    table = sorted({largest_threshold(examples, scores, recall) for recall in {*RECALLS, settings.recall}})
+    recall, skipped = recall_and_skipped(examples, scores, threshold)
     head = JudgeHead.from_linear(
-        **_linear(final), models=settings.models, positions=at, threshold=threshold,
-        thresholds=tuple(ThresholdRow(t, *recall_and_skipped(examples, found, t)) for t in table), metrics=metrics,
+        **found.linear, models=settings.models, positions=found.choice, threshold=threshold,
+        thresholds=tuple(ThresholdRow(t, *recall_and_skipped(examples, scores, t)) for t in table),
+        metrics={**_solved(examples, scores, seed), **found.metrics, "recall": recall, "skipped": skipped},
         **origin.config_fields(asdict(settings)),
     )  # fmt: skip
-    return TrainedJudge(head, examples, found, fitted)
-
-
-def _linear(pipeline: Pipeline) -> dict[str, NDArray[np.floating]]:
-    """Return the arrays of a standardisation and a logistic regression."""
-    scaler, regression = pipeline[0], pipeline[-1]
-    return {"weight": regression.coef_, "bias": regression.intercept_, "mean": scaler.mean_, "scale": scaler.scale_}
+    return Trained(head, examples, scores, found.fitted)
 
 
 def _solved(examples: Examples, scores: NDArray[np.floating], seed: int) -> dict[str, float]:

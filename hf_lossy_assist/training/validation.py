@@ -120,23 +120,28 @@ def area_of(examples: Examples, scores: NDArray[np.floating], *, seed: int, name
 
 
 @dataclass(frozen=True, eq=False)
-class Crossed:
-    """Logistic regressions of one strength, by which each prompt is judged out of fold.
+class Fitted:
+    """The best of several choices of states, and a regression on it that has read all examples.
 
-    ``probabilities`` ``(N,)`` are those of the True class by fits that have not seen a token's fold.
+    Attributes
+    ----------
+    choice
+        The name of the choice.
+    linear
+        The arrays of the standardisation and the regression.
+    probabilities
+        ``(N,)`` those of the True class by fits that have not seen a token's fold.
+    fitted
+        ``(N,)`` those of the regression itself.
+    metrics
+        Figures of both.
     """
 
-    columns: Sequence[str]
-    strength: float
+    choice: str
+    linear: dict[str, NDArray[np.floating]]
     probabilities: NDArray[np.floating]
-
-    def final(self, examples: Examples) -> Pipeline:
-        """Return the fit to all examples."""
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", ConvergenceWarning)
-            return pipeline_of(self.strength).fit(
-                examples.features(self.columns), examples.labels, **_weights(examples)
-            )
+    fitted: NDArray[np.floating]
+    metrics: dict[str, float]
 
 
 def pipeline_of(strength: float) -> Pipeline:
@@ -149,77 +154,70 @@ def _weights(examples: Examples) -> dict[str, NDArray[np.floating]]:
     return {f"{step}__sample_weight": share for step in ("standardscaler", "logisticregression")}
 
 
-def cross(
-    strengths: Sequence[float],
-    columns: Sequence[str],
-    examples: Examples,
-    folds: Sequence[Split],
-) -> Crossed:
-    """Judge each fold by fits to the others, with the strength whose ROC-AUC out of fold is the highest.
+def fit(choices: Mapping[str, Sequence[str]], strengths: Sequence[float], examples: Examples, *, seed: int) -> Fitted:
+    """Judge each fold by fits to the others, by every choice of columns and strength, and fit the best to all.
 
-    So the strength is chosen by the same figures that are reported, which makes them a little too good.
+    The best is that whose ROC-AUC out of fold is the highest. So it is chosen by the same figures that are reported,
+    which makes them a little too good.
     """
-    features = examples.features(columns)
+    folds, labels, weights = folds_of(examples, seed=seed), examples.labels, _weights(examples)
+
+    def crossed(name: str, strength: float) -> NDArray[np.floating]:
+        options = {"cv": folds, "method": "predict_proba", "params": weights}
+        found = cross_val_predict(pipeline_of(strength), examples.features(choices[name]), labels, **options)
+        return found[:, 1].astype(np.float64)
+
+    tried = [(name, strength) for name in choices for strength in strengths]
     with warnings.catch_warnings():
         # A fit that reaches the paper's limit of iterations is validated like any other.
         warnings.simplefilter("ignore", ConvergenceWarning)
-        fits = (
-            cross_val_predict(
-                pipeline_of(strength), features, examples.labels, cv=folds, method="predict_proba",
-                params=_weights(examples),
-            )[:, 1].astype(np.float64)
-            for strength in strengths
-        )  # fmt: skip
-        found = dict(zip(strengths, track(fits, total=len(strengths), what="fits"), strict=True))
-    best = max(found, key=lambda strength: auc_of(examples, found[strength]))
-    return Crossed(columns, best, found[best])
-
-
-def best_state(
-    choices: Mapping[str, Sequence[str]],
-    strengths: Sequence[float],
-    examples: Examples,
-    *,
-    seed: int,
-) -> tuple[str, Crossed, dict[str, float]]:
-    """Cross each choice of columns, and return the name of the best, its figures and metrics of all."""
-    folds = folds_of(examples, seed=seed)
-    found = {name: cross(strengths, columns, examples, folds) for name, columns in choices.items()}
-    areas = {name: auc_of(examples, each.probabilities) for name, each in found.items()}
-    at = max(areas, key=areas.__getitem__)
-    by_state = {f"auc_{name}": area for name, area in areas.items()} if len(areas) > 1 else {}
-    return at, found[at], {**by_state, "C": found[at].strength, "folds": len(folds)}
+        found = dict(zip(tried, track((crossed(*one) for one in tried), total=len(tried), what="fits"), strict=True))
+        areas = {one: auc_of(examples, scores) for one, scores in found.items()}
+        best = choice, strength = max(areas, key=areas.__getitem__)
+        features = examples.features(choices[choice])
+        final = pipeline_of(strength).fit(features, labels, **weights)
+    scaler, regression, fitted = final[0], final[-1], final.predict_proba(features)[:, 1]
+    by_state = {f"auc_{name}": max(area for one, area in areas.items() if one[0] == name) for name in choices}
+    return Fitted(
+        choice,
+        {"weight": regression.coef_, "bias": regression.intercept_, "mean": scaler.mean_, "scale": scaler.scale_},
+        found[best], fitted,
+        {
+            **area_of(examples, found[best], seed=seed), "train_auc": auc_of(examples, fitted),
+            **(by_state if len(choices) > 1 else {}), "C": strength, "folds": len(folds), **examples.counts(),
+        },
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, eq=False)
-class Curve:
-    """The ROC curve of scores, with its name in the legend and matplotlib's style."""
+class Trained:
+    """A head, fitted to all prompts.
 
-    name: str
-    examples: Examples
-    scores: NDArray[np.floating]
-    style: str = "-"
-
-
-def save_with_roc(head: Head, folder: Path, curves: Sequence[Curve], *, positive: str, others: str) -> None:
-    """Write a head, its model card and its ROC curves into ``folder``.
-
-    ``positive`` and ``others`` complete the axes' labels, e.g. ``"important tokens found"``.
+    ``probabilities`` ``(N,)`` are those by classifiers that have not seen a token's fold, and ``fitted`` the head's.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    # Without pyplot, which would choose a window system and keep every figure alive.
-    from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(5, 4.5), layout="constrained")
-    axes = figure.add_subplot()
-    axes.plot([0, 1], [0, 1], color="0.8", linewidth=1)
-    for curve in curves:
-        examples, scores = curve.examples, curve.scores
-        false_rates, true_rates, _ = roc_curve(examples.labels, scores, sample_weight=examples.weights)
-        name = f"{curve.name} (AUC {auc_of(examples, scores):.3f})"
-        axes.plot(false_rates, true_rates, curve.style, color="C0", label=name)
-    title = f"{head.config.kind.capitalize()} head for {head.config.task}"
-    axes.set(title=title, xlabel=f"share of {others}", ylabel=f"share of {positive}", aspect="equal")
-    axes.legend(loc="lower right", fontsize="small")
-    figure.savefig(folder / ROC, dpi=120)
-    head.save_pretrained(folder)  # the card shows the plot if it is there
+    head: Head
+    examples: Examples
+    probabilities: NDArray[np.floating]
+    fitted: NDArray[np.floating]
+
+    def save(self, folder: Path) -> None:
+        """Write the head, its model card and its ROC curves into ``folder``."""
+        folder.mkdir(parents=True, exist_ok=True)
+        # Without pyplot, which would choose a window system and keep every figure alive.
+        from matplotlib.figure import Figure
+
+        figure = Figure(figsize=(5, 4.5), layout="constrained")
+        axes, examples = figure.add_subplot(), self.examples
+        axes.plot([0, 1], [0, 1], color="0.8", linewidth=1)
+        for name, scores, style in (("out of fold", self.probabilities, "-"), ("training", self.fitted, ":")):
+            false_rates, true_rates, _ = roc_curve(examples.labels, scores, sample_weight=examples.weights)
+            label = f"{name} (AUC {auc_of(examples, scores):.3f})"
+            axes.plot(false_rates, true_rates, style, color="C0", label=label)
+        negative, positive = examples.classes
+        title = f"{self.head.config.kind.capitalize()} head for {self.head.config.task}"
+        axes.set(title=title, xlabel=f"share of {negative} tokens taken for {positive}", aspect="equal")
+        axes.set_ylabel(f"share of {positive} tokens found")
+        axes.legend(loc="lower right", fontsize="small")
+        figure.savefig(folder / ROC, dpi=120)
+        self.head.save_pretrained(folder)  # the card shows the plot if it is there

@@ -3,26 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Annotated
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ..heads import VerifierConfig, VerifierHead, VerifierRow, fold
 from ..heads.verifier_head import POSITIONS
 from ..values import POSITIVE, Checked, Probability, Rule
-from .examples import Examples, Origin, Ratios, check
+from .examples import Origin, Ratios, check
 from .validation import (
     RECALLS,
     STRENGTHS,
-    Curve,
-    area_of,
-    auc_of,
-    best_state,
+    Trained,
+    fit,
     largest_threshold,
     rates,
-    save_with_roc,
 )
 
 
@@ -45,40 +40,23 @@ class VerifierSettings(Checked):
         return POSITIONS if self.position is None else (self.position,)
 
 
-@dataclass(frozen=True, eq=False)
-class TrainedVerifier:
-    """A verifier head, fitted to all prompts; ``probabilities`` ``(N,)`` are out of fold."""
-
-    head: VerifierHead
-    examples: Examples
-    probabilities: NDArray[np.floating]
-
-    def save(self, folder: Path) -> None:
-        """Write the head, its model card and its ROC curves into ``folder``."""
-        shares = {"positive": "acceptable tokens committed", "others": "unacceptable tokens committed"}
-        curve = Curve(f"λ = {self.head.config.ratio:g}", self.examples, self.probabilities)
-        save_with_roc(self.head, folder, [curve], **shares)
-
-
 def train_verifier(
     ratios: Ratios,
     origin: Origin,
     settings: VerifierSettings = VerifierSettings(),
-) -> TrainedVerifier:
+) -> Trained:
     """Train a verifier head: a standardisation and a logistic regression, folded into one weight and one bias.
 
     SPRINTER, section 3 (verifier architecture), appendix A.5 and figure 9: a linear layer and a sigmoid, by binary
     cross-entropy. Regularisation takes the place of Adam's early stop. The head that is returned has read all prompts.
     All figures and thresholds are out of fold. They also choose the position and the regularisation, so the better
-    one's are a little too good. ``curve_ratios`` are further λ for the plot, at the chosen position and strength, as
-    far as both classes occur in enough prompts.
+    one's are a little too good.
     """
-    examples, seed = ratios.labelled(settings.ratio), settings.seed
+    examples = ratios.labelled(settings.ratio)
     check(examples.only(settings.positions))
     choices = {at: [at] for at in settings.positions}
-    position, crossed, states = best_state(choices, settings.strengths, examples, seed=seed)
-    scores = crossed.probabilities
-    final = crossed.final(examples)
+    found = fit(choices, settings.strengths, examples, seed=settings.seed)
+    scores = found.probabilities
 
     def threshold_for(recall: float) -> float:
         # A token of this probability is still above the threshold just below it.
@@ -86,22 +64,15 @@ def train_verifier(
 
     threshold = settings.threshold if settings.recall is None else threshold_for(settings.recall)
     tpr, fpr = rates(examples, scores, threshold)
-    fitted = final.predict_proba(examples.features([position]))[:, 1]
-    metrics: dict[str, float] = {
-        **area_of(examples, scores, seed=seed),
-        **{"train_auc": auc_of(examples, fitted), "tpr": tpr, "fpr": fpr},
-        **states,
-    }
-    scaler, found = final[0], final[-1]
-    weight, bias = fold(scaler.mean_, scaler.scale_, found.coef_, found.intercept_)
+    weight, bias = fold(**found.linear)
     config = VerifierConfig(
-        position=position,
+        position=found.choice,
         ratio=settings.ratio,
         threshold=threshold,
         thresholds=tuple(
             VerifierRow(t, *rates(examples, scores, t)) for t in sorted({*map(threshold_for, RECALLS), threshold})
         ),
-        metrics={**metrics, **examples.counts()},
+        metrics={**found.metrics, "tpr": tpr, "fpr": fpr},
         **origin.config_fields(asdict(settings)),
     )
-    return TrainedVerifier(VerifierHead(config, weight, bias), examples, scores)
+    return Trained(VerifierHead(config, weight, bias), examples, scores, found.fitted)

@@ -93,7 +93,6 @@ def test_text_arrives_in_pieces(tiny_pair_folder):
     streamer.put(rest[0, 9:])
     streamer.end()
     assert "".join(pieces) == answer + "\n"
-    assert streamer.text == answer
 
 
 def test_statistics_are_printed_on_request(bundled):
