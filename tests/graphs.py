@@ -11,11 +11,12 @@ from typing import Any
 import pytest
 import torch
 
+from hf_lossy_assist.generation.runner_choice import LEAST_TOKENS
 from hf_lossy_assist.models.static import cache_slot
 from hf_lossy_assist.models.static.graphs import RECORDERS
 from tests.tiny_models import noisy_copy, prompt, tiny
 
-NEW = 40
+NEW = LEAST_TOKENS  # fewer are not recorded
 EAGER = {"compile": False}
 # Target's forwards and draft's graphs: a whole draft is one, unless it ends early or its processors read the text.
 RECORDINGS = {"no drafts": 1, "no drafts, drawn": 1, "greedy": 2, "drawn": 2, "drawn, processed": 2}
