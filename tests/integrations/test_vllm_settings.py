@@ -128,6 +128,18 @@ def test_what_a_request_may_not_set(mode: Any, config: Any, message: str):
         settings.of_request({"lossy_mode": mode, "lossy_config": config})
 
 
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        ({"lossy_mod": "typical"}, "`lossy_mod` of a request is unknown.*did you mean 'lossy_mode'"),
+        ({"lossy_config": '{"epsilon": 0.1}'}, "`lossy_config` of a request needs a `lossy_mode`"),
+    ],
+)
+def test_fields_that_are_unknown_or_alone_are_refused(asked: dict, message: str):
+    with pytest.raises(LossyValueError, match=message):
+        EngineSettings.read({}, MODEL).of_request(asked)
+
+
 def test_a_request_may_not_ask_for_lossy_decoding_and_lossless_text():
     settings = EngineSettings.read({}, MODEL)
     asked = {"lossy_mode": "typical", "lossy_config": json.dumps({"require_lossless": True})}
