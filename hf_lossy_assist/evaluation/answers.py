@@ -40,7 +40,6 @@ class Answer(Checked):
     # None in older files.
     prompt: _KNOWN = None  # tokens
     drafted: _KNOWN = None  # tokens
-    memory: _KNOWN = None  # peak of its call in bytes, weights included
     repeats: _Listed = ()  # the seconds of each call, if there were several
     ids: _Listed = ()  # its tokens, where those of the text are others
 

@@ -177,7 +177,7 @@ class Evaluation:
             answers.append(
                 Answer(
                     mode.label, i, score, len(tokens), rounds, accepted, median(seconds), text, lossy, cut,
-                    len(self._prompt(i)), drafted, first.memory, tuple(seconds) if len(seconds) > 1 else (),
+                    len(self._prompt(i)), drafted, tuple(seconds) if len(seconds) > 1 else (),
                     () if self._tokenized(text, cut) == tokens.tolist() else tuple(tokens.tolist()),
                 )
             )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Meters of a ``generate()`` call: clocks and memory; and where a measurement was made."""
+"""Clocks, and where a measurement was made."""
 
 from __future__ import annotations
 
@@ -16,32 +16,10 @@ from ..compat.models import versions_of
 from ..store.folder import without_folders
 from ..version import __version__
 
-_PROCESS = Path("/proc/self")
-
 Clock = Callable[[], float]
 
 CLOCKS: Mapping[str, Clock] = {"wall": time.perf_counter, "cpu": time.process_time}
 """``cpu`` is the computing time of all this process's threads. With one thread, other load does not change it."""
-
-
-def reset_peak_memory(device: torch.device, process: Path = _PROCESS) -> None:
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(device)
-    elif (refs := process / "clear_refs").exists():  # only Linux can reset the peak
-        refs.write_text("5")
-
-
-def peak_memory(device: torch.device, process: Path = _PROCESS) -> int:
-    """Return the peak in bytes, weights included: torch's allocations on a GPU, else the process's resident set."""
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device)
-    if (status := process / "status").exists():
-        lines = (line.split() for line in status.read_text().splitlines())
-        return next(int(words[1]) * 1024 for words in lines if words[0] == "VmHWM:")
-    import resource
-
-    unit = 1 if sys.platform == "darwin" else 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
 def _cpu_name() -> str:

@@ -20,7 +20,7 @@ from ..errors import LossyValueError
 from ..pairs import Pair
 from ..tasks import Example, Task
 from ..tasks.plain_prompts import Prompts as PlainPrompts
-from .meters import Clock, peak_memory, reset_peak_memory
+from .meters import Clock
 from .modes import DecodingMode
 
 
@@ -133,7 +133,6 @@ class Response:
     work: Sequence[tuple[int, int, int]]
     drafted: Sequence[int] | None = None  # tokens of each row, where it is known
     stats: LossyStats | None = None  # the run's statistics over all rows, where it has any
-    memory: int | None = None  # peak in bytes, weights included; None for other engines
 
     @property
     def tokens(self) -> int:
@@ -182,13 +181,11 @@ def run_request(
                     hook = model.register_forward_pre_hook(lambda module, args, seen=seen: seen.append(None))
                     stack.callback(hook.remove)
         torch.manual_seed(batch.seed)
-        reset_peak_memory(device)
         synchronize()
         started = clock()
         output = mode.generating(pair).generate(**keywords)
         synchronize()
         seconds = clock() - started
-        memory = peak_memory(device)
     stats = getattr(output, "lossy_stats", None)
     width = batch.ids.shape[1]
     rows = [until_end(row[width:], pair.target, batch.ending) for row in output.sequences]
@@ -200,7 +197,7 @@ def run_request(
         # but one were drafted. Batches are decoded by the target alone there, so a row has as many rounds as tokens.
         work = [(min(len(calls), len(row)), max(0, len(row) - len(calls)), 0) for row in rows]
         drafted = [len(drafts) if mode.gamma else 0 for _ in rows]
-    return Response(rows, seconds, work, drafted, stats, memory)
+    return Response(rows, seconds, work, drafted, stats)
 
 
 def until_end(tokens: Tensor, model: PreTrainedModel, ending: Ending | None = None) -> Tensor:

@@ -9,14 +9,13 @@ from typing import Any
 
 from .answers import Answer, AnswerStore, by_mode
 from .quality import Interval, interval
-from .scores import ACCEPTANCE_QUANTILES, LATENCY_QUANTILES, ModeScore, mode_scores
+from .scores import ModeScore, mode_scores
 from .tables import (
     Column,
     NumberTable,
     apart,
     as_text,
     figure,
-    milliseconds,
     number,
     percent,
     table,
@@ -72,7 +71,6 @@ class EvaluationResult:
             score_table(rows, self.reference),
             length_table(rows, self.reference),
             speed_table(timed) if timed else None,
-            request_table(rows),
             kind_table(self.kinds) if self.kinds else None,
         ]
         return [each for each in made if each is not None]
@@ -121,6 +119,7 @@ def length_table(rows: Rows, reference: str) -> NumberTable:
         "cut off\n(%)": lambda row: percent(row.cut_off, 1),
         "seconds/\nanswer": lambda row: figure(row.seconds_per_answer.mean) if row.seconds_per_answer else "",
         "against it\n(95 %)": lambda row: apart(row.seconds_per_answer, 2) if row.seconds_per_answer else "",
+        "same\ntexts": lambda row: str(row.same_texts),
     }
     return table(rows, columns, "Length and time of answers; cut off: ended at the limit of their length")
 
@@ -136,21 +135,6 @@ def speed_table(rows: Rows) -> NumberTable:
     for name in rows[0].speed.times:
         columns[_BASELINES[name]] = lambda row, name=name: str(row.speed.times.get(name) or "")
     return table(rows, columns, "Speed; ×: tokens per second, with 95 % intervals over the calls")
-
-
-def request_table(rows: Rows) -> NumberTable:
-    def latency(i: int) -> Column:
-        return lambda row: "" if row.speed is None else milliseconds(row.speed.latencies[i])
-
-    quantiles = "–".join(f"{100 * q:.0f}" for q in ACCEPTANCE_QUANTILES)
-    columns: dict[str, Column] = {
-        "mode": lambda row: row.label,
-        f"kept (%)\np{quantiles}": lambda row: "–".join(map(percent, row.acceptance_rates or ())),
-        "same\ntexts": lambda row: f"{row.same_texts} of {row.n}",
-        **{f"p{100 * q:.0f}": latency(i) for i, q in enumerate(LATENCY_QUANTILES)},
-        "peak\nmemory": lambda row: "" if row.peak_memory is None else f"{row.peak_memory / 2**20:.0f} MiB",
-    }
-    return table(rows, columns, "Answers: share of the drafts that was kept, texts, milliseconds, memory")
 
 
 def kind_table(kinds: Sequence[Any]) -> NumberTable:

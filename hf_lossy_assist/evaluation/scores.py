@@ -8,23 +8,17 @@ from statistics import fmean
 from types import MappingProxyType
 from typing import Any
 
-import numpy as np
-
 from .answers import Answer, by_mode
 from .modes import DecodingMode
 from .quality import Interval, Mean, paired_interval, times_as_fast
 
-LATENCY_QUANTILES = (0.5, 0.95, 0.99)
-ACCEPTANCE_QUANTILES = (0.1, 0.5, 0.9)
-
 
 @dataclass(frozen=True)
 class Speed:
-    """How fast calls of a mode were: the spread over repeats and answers, and ratios to the baselines."""
+    """How fast calls of a mode were: the spread over repeats, and ratios to the baselines."""
 
     least: float  # tokens per second of the slowest repeat
     most: float
-    latencies: tuple[float, ...]  # seconds of an answer, at LATENCY_QUANTILES
     times: Mapping[str, Interval]  # tokens per second over those of a baseline's fastest mode, by the baseline's name
 
 
@@ -46,8 +40,6 @@ class ModeScore:
     tokens_per_answer: Mean
     seconds_per_answer: Mean | None
     cut_off: float  # the share of answers that ended at the limit of their length
-    peak_memory: int | None = None  # bytes, the most of all calls
-    acceptance_rates: tuple[float, ...] | None = None  # kept share of an answer's drafts, at ACCEPTANCE_QUANTILES
     speed: Speed | None = None
 
     @property
@@ -92,14 +84,11 @@ class _Comparison:
             apart = paired_interval([a.score for a, _ in compared], [b.score for _, b in compared])
         timed = [pair for pair in compared if None not in (pair[0].seconds, pair[1].seconds)]
         times = _mean("seconds", own.values(), timed) if label in self.seen else None
-        rates = [answer.accepted / answer.drafted for answer in own.values() if answer.drafted]
         return ModeScore(
             label, fmean(answer.score for answer in own.values()) if scored else None, len(own), *apart,
             *((accepted / rounds, tokens / rounds) if rounds else (0.0, 0.0)),
             None if times is None else tokens / (len(own) * times.mean), 100 * rounds / tokens if tokens else 0.0,
             sum(a.text == b.text for a, b in both), _mean("tokens", own.values(), compared), times, cut / len(own),
-            max((answer.memory for answer in own.values() if answer.memory is not None), default=None),
-            _quantiles(rates, ACCEPTANCE_QUANTILES) if rates else None,
             None if times is None else self._speed(label),
         )  # fmt: skip
 
@@ -109,7 +98,6 @@ class _Comparison:
         repeats = [sum(each) for each in zip(*(answer.repeats or (answer.seconds,) for answer in own), strict=True)]
         return Speed(
             tokens / max(repeats), tokens / min(repeats),
-            _quantiles([x for answer in own for x in answer.repeats or (answer.seconds,)], LATENCY_QUANTILES),
             {name: _times(self.seen[label], self.seen[other]) for name, other in self.fastest.items()},
         )  # fmt: skip
 
@@ -167,7 +155,3 @@ def _mean(name: str, own: Collection[Answer], compared: Sequence[tuple[Answer, A
     return Mean.of(
         [getattr(answer, name) for answer in own], [(getattr(a, name), getattr(b, name)) for a, b in compared]
     )
-
-
-def _quantiles(values: Sequence[float], at: Sequence[float]) -> tuple[float, ...]:
-    return tuple(float(q) for q in np.quantile(values, at))

@@ -99,7 +99,7 @@ ERRORS = {
         (f"{DRAFT_ONLY} {API} --labels ratio", "'ratio' need the target's probabilities"),
         (f"{DRAFT_ONLY} {API} --labels ratio", "'ratio' need the target's probabilities"),
         (f"{PAIR} --out OUT --labels jugde", "`--labels` has to be one of .* did you mean 'judge'"),
-        (f"{PAIR} --out OUT --labels ratio:writer_dtype=int8", "`--labels` ratio has the keys .* but not 'writer_dtype'"),
+        (f"{PAIR} --out OUT --labels ratio:writer_dtype=int8", "`--labels` ratio has .* but not 'writer_dtype'"),
         (f"{PAIR} --out OUT --labels judge:mismatch=8", "did you mean 'mismatches'"),
         (f"{PAIR} --out OUT --labels judge:mismatches=0", "`mismatches` has to be an int >= 1.* or None for all"),
         (f"{PAIR} --out OUT --labels ratio:rows=many", "`rows` has to be an int >= 1"),

@@ -164,11 +164,9 @@ def test_repeats_are_columns(bundled, tmp_path):
     ).stdout  # fmt: skip
     summary, rows = read(tmp_path)
     assert all(len(row["repeats"]) == 2 for row in rows)
-    for label, entry in summary.items():
+    for entry in summary.values():
         assert entry["speed"]["least"] <= entry["tokens_per_second"] <= entry["speed"]["most"]
         assert entry["speed"]["times"].keys() == {"plain", "stock", "lossless"}
-        assert len(entry["speed"]["latencies"]) == 3
-        assert entry["peak_memory"] > 2**20, label
     assert {summary[label]["same_texts"] for label in ("plain", "stock", "lossless")} == {3}
     assert "Speed; ×" in printed
 

@@ -19,7 +19,6 @@ from hf_lossy_assist.core.statistics import LossyStats
 from hf_lossy_assist.evaluation.quality import Interval, Mean
 from hf_lossy_assist.evaluation.result import (
     length_table,
-    request_table,
     score_table,
     speed_table,
 )
@@ -28,13 +27,12 @@ from hf_lossy_assist.evaluation.tables import as_text
 from hf_lossy_assist.training.label_folder import PromptLabels
 
 LABEL = "topk@24:k=5:tolerance=1.0+dropmatch:criterion=naive"
-SLOW = 11.85  # seconds, so many milliseconds that they could be shown as 1.185e+04
 RATIO = Interval(12.34, 11.23, 13.45)
 SCORES = [
     ModeScore(
         LABEL, 1.0, 12345, -0.999, -1.0, -0.888, 13.37, 14.37, 12345.6, 100.0, 12345,
-        Mean(512.3, -12.3, -45.6, 23.4), Mean(12.34, -1.23, -4.56, 2.34), 1.0, 123456 * 2**20,
-        (0.9,) * 3, Speed(10234.5, 13456.7, (SLOW,) * 3, dict.fromkeys(("plain", "stock", "lossless"), RATIO)),
+        Mean(512.3, -12.3, -45.6, 23.4), Mean(12.34, -1.23, -4.56, 2.34), 1.0,
+        Speed(10234.5, 13456.7, dict.fromkeys(("plain", "stock", "lossless"), RATIO)),
     )
 ]  # fmt: skip
 TESTED = SimpleNamespace(
@@ -65,7 +63,6 @@ def numbers_of(shown: Any) -> set[str]:
         score_table(SCORES, "target alone"),
         length_table(SCORES, "target alone"),
         speed_table(SCORES),
-        request_table(SCORES),
         outcome_table(SimpleNamespace(tested=[TESTED], max_loss=1.0, confidence=95.0)),
         figures_table(figures_of("judge", PROMPTS)),
         figures_table(STATS.figures(), STATS.title),
@@ -89,7 +86,6 @@ def test_columns_move_to_another_table_before_a_digit_is_cut(width: int):
         shown = render(shown_table, width)
         assert max(map(len, shown.splitlines())) <= width
         assert numbers_of(shown_table) <= {*shown.split()}, shown
-        assert shown.count("mode") == 1 or width < 100
 
 
 def test_a_table_that_fits_keeps_intervals_beside_their_numbers():

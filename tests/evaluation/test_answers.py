@@ -25,7 +25,7 @@ def test_answers_are_lines_with_the_fields_that_are_promised(tmp_path):
     lines = [json.loads(line) for line in (store.folder / RESULTS).read_text(encoding="utf-8").splitlines()]
     assert [list(line) for line in lines] == [
         ["mode", "id", "score", "tokens", "rounds", "accepted", "seconds", "text", "lossy", "cut", "prompt",
-         "drafted", "memory", "repeats", "ids"]
+         "drafted", "repeats", "ids"]
     ] * 2  # fmt: skip
     assert [*AnswerStore(store.folder, PLAN)] == [answer("a", 0), answer("a", 1)]
     manifest, answers = load_answers(store.folder)
@@ -79,6 +79,7 @@ def test_the_origin_of_a_measurement_has_no_folders(monkeypatch):
     origin = meters.provenance("cpu", gamma=4, draft="/home/me/draft")
     assert {"torch", "transformers", "argv", "date", "threads"} <= set(origin)
     assert (origin["device"], origin["gamma"], origin["draft"]) == ("cpu", 4, "draft")
+    assert origin["cpu"]  # its name
     assert origin["argv"][-3:] == ["--target", "target", "--task-data=data.jsonl"]
 
 

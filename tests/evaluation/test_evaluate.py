@@ -41,7 +41,7 @@ def answered(evaluation, store=None):
 
 
 def untimed(answers):
-    return [replace(answer, seconds=0.0, memory=0) for answer in answers]
+    return [replace(answer, seconds=0.0) for answer in answers]
 
 
 @pytest.fixture(scope="module")
@@ -164,7 +164,7 @@ def test_the_folder_holds_answers_summary_and_plot(pair, whole, tmp_path):
         assert list(entry) == [
             "score", "n", "difference", "low", "high", "mean_accepted", "tokens_per_round", "tokens_per_second",
             "target_calls_per_100_tokens", "same_texts", "tokens_per_answer", "seconds_per_answer", "cut_off",
-            "peak_memory", "acceptance_rates", "speed",
+            "speed",
         ]  # fmt: skip
         assert {"label": label, **entry} == json.loads(json.dumps(asdict(result.modes[label])))
         assert (entry["low"] < entry["high"]) is (label != "plain")
