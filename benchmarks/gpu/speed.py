@@ -159,13 +159,13 @@ def forwards(run: Run, target: Model, draft: Model, prompt: Tensor, way: str, ga
                 continue
             runner = StaticCacheRunner(model, take_slot(model, 256), {})
             runner.prepare(how, shapes)
-            runner.run(prompt, 1)
+            runner.forward(prompt)
             start = runner.seen
 
             def once(runner=runner, start=start, name=name) -> None:
                 runner.rewind(start)
                 if name == "target":
-                    runner.read(prompt[:, : gamma + 1])
+                    runner.forward(prompt[:, : gamma + 1])
                 else:
                     runner.draft(prompt, gamma, Randomness())
 

@@ -77,10 +77,6 @@ class ForwardInputs:
             inputs["logits_to_keep"] = keep
         return inputs
 
-    def of_tokens(self, tokens: torch.LongTensor, carried: dict[str, Any], longer: int, keep: int) -> dict[str, Any]:
-        """Return the inputs for ``tokens`` ``(B, k)``, which follow those in the cache."""
-        return self.of_text(tokens, carried, 0, longer, keep, first=not tokens_in(cache_of(carried)))
-
     def after(self, outputs: Any, model_kwargs: dict[str, Any], committed: int) -> None:
         """Extend what is carried by ``committed`` tokens: mask, positions, token types, newest cache.
 
@@ -188,10 +184,7 @@ class PlainForwardInputs(ForwardInputs):
     def of_text(
         self, text: torch.LongTensor, carried: dict[str, Any], seen: int, longer: int, keep: int, first: bool
     ) -> dict[str, Any]:
-        return self.of_tokens(text.narrow(1, seen, text.shape[1] - seen), carried, longer, keep)
-
-    def of_tokens(self, tokens: torch.LongTensor, carried: dict[str, Any], longer: int, keep: int) -> dict[str, Any]:
-        inputs = dict(carried)
+        inputs, tokens = dict(carried), text.narrow(1, seen, text.shape[1] - seen)
         if (mask := carried.get(self._mask)) is not None:
             inputs[self._mask] = self._line(self._mask, mask).between(0, mask.shape[-1] + longer)
         if (positions := carried.get(self._positions)) is not None:

@@ -143,7 +143,7 @@ class Decoding:
             tokens=tuple([decisions[row].tokens[:count] if row in decisions else () for row, count in committed]),
         )
         if not self.done or len(rows) == 1:
-            self.target.keep(commit)
+            self.target.follow(commit)
             self.drafter.observe(commit)
 
     def _count(self, decisions: Mapping[int, RowDecision], counts: Sequence[int]) -> None:

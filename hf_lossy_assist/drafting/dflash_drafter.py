@@ -9,10 +9,12 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 from transformers import PreTrainedModel
+from transformers.modeling_outputs import CausalLMOutput
 
 from ..compat.caches import rollback
 from ..core.messages import Commit, Draft, DraftCost
 from ..core.texts import Texts
+from ..models.runner import Nodes
 from .dflash import DFlash
 from .model import lengths_of
 from .state_drafter import StateDrafter, StateForwards
@@ -33,14 +35,14 @@ class DFlashForwards(StateForwards):
         self.model.remember(g, self._places(g.shape[1])[0], self._cache)
         self.seen += g.shape[1]
 
-    def block(self, newest: Tensor, count: int) -> Tensor:
-        """Return the logits ``(B, count, V)`` of the tokens after the text's ``newest`` one ``(B, 1)``.
+    def _run(self, tokens: Tensor, keep: int, tree: Nodes | None, skip: int, overrides: Any) -> CausalLMOutput:
+        """Return the logits of the ``keep`` tokens after the text's newest one, ``tokens`` ``(B, 1)``.
 
         The head always reads a whole block, as in its training, where positions see those after them.
         """
-        states = self._states(*self._inputs(newest))
+        states = self._states(*self._inputs(tokens))
         self.sent = states.shape[0] * states.shape[1]
-        return self.model.scores(states[:, 1 : count + 1], self._lm_head)
+        return CausalLMOutput(logits=self.model.scores(states[:, 1 : keep + 1], self._lm_head))
 
     def _inputs(self, newest: Tensor) -> tuple[Tensor, Tensor, dict[tuple[int | None, bool], Tensor | None]]:
         """Return embeddings, positions and masks of a block."""
@@ -88,7 +90,7 @@ class DFlashDrafter(StateDrafter):
         self.begin(ids)
         if (whole := self.runner.draft(ids, n, self.randomness)) is not None:
             return self._whole(1, *whole, remaining)
-        logits = self.vocabulary.logits(self.runner.block(self.unread, n).to(ids.device, torch.float32))
+        logits = self.vocabulary.logits(self.runner.forward(self.unread, n).logits.to(ids.device, torch.float32))
         self.calls, self.tokens = self.calls + 1, self.tokens + self.runner.sent
         chosen = map(self.choose, logits.split(1, dim=1) if self._reads_text else [logits])
         tokens, logits, chosen_by = (torch.cat(x, dim=1) for x in zip(*chosen, strict=True))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
@@ -10,6 +12,7 @@ from transformers.modeling_outputs import CausalLMOutput
 from ..core.messages import Commit
 from ..core.texts import RowShift
 from ..core.transfers import to_device
+from ..models.runner import Nodes
 from .eagle3 import Eagle3
 from .mtp import Mtp
 from .state_drafter import StateDrafter, StateForwards
@@ -33,19 +36,18 @@ class Eagle3Forwards(StateForwards):
         last = (counts + commit.start - 2 - before).clamp(min=0).to(output.device)
         self._state = output.gather(1, last[..., None].expand(-1, -1, output.shape[-1]))
 
-    def read(self, tokens: Tensor) -> CausalLMOutput:
+    def _run(self, tokens: Tensor, keep: int, tree: Nodes | None, skip: int, overrides: Any) -> CausalLMOutput:
+        if tree is not None:  # which takes the outputs at its parents
+            self._nodes = self._over_nodes(tokens, tree)
+            return CausalLMOutput(logits=self.model.logits(self._nodes))
         if tokens.shape[1]:  # the first drafted token needs no forward: its state has been read
             self._state = self._forward(tokens, self._state)
         return CausalLMOutput(logits=self.model.logits(self._state))
 
-    def run_nodes(self, tokens: Tensor, came_from: Tensor, ancestors: Tensor, levels: int) -> Tensor:
-        """Run the head over the newest nodes ``tokens`` ``(B, k)``, at depth ``levels``; return logits ``(B, k, V)``.
-
-        ``came_from`` ``(B, k)`` is each node's parent among the nodes before, whose output it takes; depth 1 has none.
-        ``ancestors`` ``(B, k, M)`` says which of all nodes so far each sees.
-        """
+    def _over_nodes(self, tokens: Tensor, tree: Nodes) -> Tensor:
+        ancestors, came_from = tree.ancestors, tree.parents
         rows, k, slots = ancestors.shape
-        before, read = self._state if levels == 1 else self._nodes, self.seen - (slots - k)
+        before, read = self._state if slots == k else self._nodes, self.seen - (slots - k)
         device = before.device
         if self._mask is None:
             newest, text = torch.full((rows, 1), read, device=device), torch.ones(1, read - self._first, device=device)
@@ -54,16 +56,15 @@ class Eagle3Forwards(StateForwards):
             newest, text = there.sum(-1, keepdim=True) - 1, there[:, :-1]
         sees = torch.cat([text.bool()[:, None].expand(rows, k, -1), ancestors.to(device)], dim=-1)
         states = before[torch.arange(rows, device=device)[:, None], came_from.to(device)]
-        self._nodes = self._run(tokens, states, (newest + levels - 1).expand(-1, k), sees[:, None])
-        return self.model.logits(self._nodes)
+        return self._read_slots(tokens, states, newest + tree.depths[:, -k:].to(device) - 1, sees[:, None])
 
-    def move(self, shift: RowShift, ids: Tensor) -> None:
-        super().move(shift, ids)
+    def _move(self, shift: RowShift, ids: Tensor) -> None:
+        super()._move(shift, ids)
         self._state = self._state.index_select(0, shift.index.to(self._state.device))
 
     def _forward(self, ids: Tensor, states: Tensor) -> Tensor:
         """Run the head over the next slots; ``ids`` ``(B, n)`` are the tokens after those of the slots."""
-        return self._run(ids, states, *self._next(ids.shape[1]))
+        return self._read_slots(ids, states, *self._next(ids.shape[1]))
 
     def _next(self, count: int) -> tuple[Tensor, Tensor | None]:
         """Return positions and mask of the next ``count`` slots."""
@@ -75,7 +76,7 @@ class Eagle3Forwards(StateForwards):
             return positions, ((slots <= queries) & there[:, None] | (slots == queries))[:, None]
         return positions, (slots <= queries)[None, None] if count > 1 else None
 
-    def _run(self, ids: Tensor, states: Tensor, positions: Tensor, mask: Tensor | None) -> Tensor:
+    def _read_slots(self, ids: Tensor, states: Tensor, positions: Tensor, mask: Tensor | None) -> Tensor:
         output = self.model(embedded(ids, self.embeddings, self.model.device), states, positions, mask, self._cache)
         self.seen, self.sent = self.seen + ids.shape[1], ids.numel()
         return output

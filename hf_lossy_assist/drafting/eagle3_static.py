@@ -56,13 +56,15 @@ class StaticEagle3Forwards(StaticStateForwards, Eagle3Forwards):
     def _trial(self, of_tree: bool, width: int, eager: bool) -> Tensor:
         self.seen = 0
         tokens = torch.zeros(self.slot.rows, width, dtype=torch.long, device=self.device)
-        return self.model.logits(self._run(tokens, self._anything(width), *self._next(width), eager=eager))
+        return self.model.logits(self._read_slots(tokens, self._anything(width), *self._next(width), eager=eager))
 
     def _trial_draft(self, draft: WholeDraft, waits: Tensor | None) -> Tensor:
         self.seen, self._state = 0, self._anything(1)
         return self._drafted(draft, waits)[1]
 
-    def _run(self, ids: Tensor, states: Tensor, positions: Tensor, mask: Tensor | None, eager: bool = False) -> Tensor:
+    def _read_slots(
+        self, ids: Tensor, states: Tensor, positions: Tensor, mask: Tensor | None, eager: bool = False
+    ) -> Tensor:
         embeds = embedded(ids, self.embeddings, self.device).to(states.dtype)
         mask = self._whole(mask, *ids.shape)
         self.sent = ids.numel()

@@ -25,7 +25,7 @@ from ..core.transfers import Look, looks_late
 from ..errors import LossyUnsupportedError
 from ..models.lm_head_hook import lm_head_hook
 from ..models.processing import process, reads_text
-from ..models.recurrent import RecurrentRunner, padding_before
+from ..models.recurrent import RecurrentDraftRunner, padding_before
 from ..models.runner import DynamicCacheRunner, ModelRunner
 from . import Drafter
 from .draft_ends import DraftLength, DraftStop
@@ -119,6 +119,8 @@ class ModelDrafter(Drafter, CandidateGenerator):
         self.calls = self.tokens = 0
         self.runner = self._new_runner()
         self.runner.chunk = self._chunk
+        if self._hook is not None:
+            self.runner.hook = self._hook
         self._drafted = 0
 
     def _default_runner(self) -> ModelRunner:
@@ -138,14 +140,14 @@ class ModelDrafter(Drafter, CandidateGenerator):
             if forward_accepts(self.model, "position_ids"):
                 carried["position_ids"] = (mask.cumsum(-1) - 1).clamp(min=0)
         if has_recurrent_state(self.model):
-            return RecurrentRunner(
+            return RecurrentDraftRunner(
                 ForwardInputs(self.model), carried, length, padding=padding_before(self._mask),
-                several=ask(self.model).several,
+                hands_on=self._inputs is not None, several=ask(self.model).several,
             )  # fmt: skip
         # Only what fills shorter drafts up counts further.
         positions = carried.get("position_ids", torch.tensor([[length - 1]]))
         last = positions[..., -1:] + (self.max_length - length)
-        return DynamicCacheRunner(inputs, carried, length, last_position=last)
+        return DynamicCacheRunner(inputs, carried, length, last_position=last, hands_on=self._inputs is not None)
 
     def propose(self, ids: Tensor, layout: Texts | None, remaining: Sequence[int]) -> Draft:
         before = self.calls, self.tokens
@@ -192,10 +194,7 @@ class ModelDrafter(Drafter, CandidateGenerator):
 
     def observe(self, commit: Commit) -> None:
         self._learn(round(sum(commit.accepted) / len(commit.accepted)))
-        if commit.shift is not None:
-            self.runner.move(commit.shift, commit.ids)
-        elif self._inputs is not None and self.runner.seen:
-            self.runner.extend(commit.width)  # what it has encoded of an image is carried on
+        self.runner.follow(commit)
 
     def in_use(self) -> AbstractContextManager[None]:
         return self.runner.in_use()
@@ -261,8 +260,10 @@ class ModelDrafter(Drafter, CandidateGenerator):
         if self.vocabulary is not None:
             tokens = self.vocabulary.context(tokens)
         unsure = _WITHOUT if self.calls else reading(self.model)  # it may need an image, or another kind of image
-        with unsure, _WITHOUT if self._hook is None else self._hook.over(0):
-            outputs = self.runner.read(tokens.to(self.device))
+        if self._hook is not None:
+            self._hook.over(0)
+        with unsure:
+            outputs = self.runner.forward(tokens.to(self.device))
         self.calls += 1
         self.tokens += self.runner.sent
         logits = outputs.logits if outputs.logits.shape[1] == 1 else outputs.logits[:, -1:]

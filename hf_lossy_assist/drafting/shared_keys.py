@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -28,7 +27,7 @@ from ..core.texts import GrowingTensor, RowShift, Texts, ones
 from ..core.transfers import to_device
 from ..errors import LossyUnsupportedError
 from ..models.cache_rows import places, slots_of
-from ..models.runner import ModelRunner
+from ..models.runner import ModelRunner, Nodes
 from .draft_ends import DraftLength
 from .model import ModelDrafter
 from .vocabulary import check_vocabularies, vocabulary_of
@@ -133,10 +132,7 @@ class SharedKeysForwards(ModelRunner):
         }
         self._begun = self._state
 
-    def run(self, text: Tensor, keep: int, overrides: Mapping[str, Any] = MappingProxyType({})) -> CausalLMOutput:
-        return self.read(text[:, self.seen :])
-
-    def read(self, tokens: Tensor) -> CausalLMOutput:
+    def _run(self, tokens: Tensor, keep: int, tree: Nodes | None, skip: int, overrides: Any) -> CausalLMOutput:
         embedded = self._embed(tokens.to(self._embed.weight.device))
         logits, self._state = read_with_shared_keys(self.model, embedded, self._state, self._keys, self._inputs)
         self.seen, self.sent = self.seen + 1, len(tokens)
@@ -145,7 +141,7 @@ class SharedKeysForwards(ModelRunner):
     def rewind(self, length: int) -> None:
         self.seen, self._state = length, self._begun
 
-    def move(self, shift: RowShift, ids: Tensor) -> None:
+    def _move(self, shift: RowShift, ids: Tensor) -> None:
         return  # what was read of the target has moved already
 
 

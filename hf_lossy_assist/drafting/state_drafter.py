@@ -101,12 +101,16 @@ class StateForwards(ModelRunner):
     def _read(self, commit: Commit, g: Tensor) -> None:
         """Read fused states ``(B, n, d)`` of the next n slots; beyond the end of shorter rows, they are anything."""
 
+    def follow(self, commit: Commit) -> None:
+        if commit.shift is not None:
+            self._move(commit.shift, commit.ids)
+
     def rewind(self, length: int) -> None:
         if length < self.seen:
             rollback(self._cache, self.seen - length)
             self.seen = length
 
-    def move(self, shift: RowShift, ids: Tensor) -> None:
+    def _move(self, shift: RowShift, ids: Tensor) -> None:
         slots = shift.known(self.seen)
         self._move_cache(shift, slots)
         if self._mask is not None or len(set(shift.ends)) > 1:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -15,6 +14,7 @@ from ..core.messages import Draft, DraftCost
 from ..core.texts import Texts
 from ..core.trees import Tree
 from ..models.processing import alike, process
+from ..models.runner import Nodes
 from ..values import SETTINGS, bounded
 from .eagle3_drafter import Eagle3Drafter
 from .model import ModelDrafter
@@ -86,8 +86,9 @@ class TreeDrafter(ModelDrafter):
         """Run the model over the nodes chosen last after ``ids`` ``(B, L)``; return their logits ``(B, k, V)``."""
         tokens = growing.tokens if self.vocabulary is None else self.vocabulary.context(growing.tokens)
         tokens = tokens.to(self.device)
-        with nullcontext() if self._hook is None else self._hook.over(tokens.shape[1] - 1):
-            logits = self.runner.read_nodes(tokens, ids.shape[1], growing.ancestors, growing.depths).logits
+        if self._hook is not None:
+            self._hook.over(tokens.shape[1] - 1)
+        logits = self.runner.forward(tokens, tokens.shape[1], growing.nodes).logits
         self.calls += 1
         self.tokens += self.runner.sent
         logits = logits[:, -tokens.shape[1] :].to(device=ids.device, dtype=torch.float32)
@@ -126,7 +127,7 @@ class Eagle3TreeDrafter(Eagle3Drafter, TreeDrafter):
     """Drafts trees with a head on the target's states; nodes take their parent's output in place of these."""
 
     def read_nodes(self, ids: Tensor, growing: _GrowingTree) -> Tensor:
-        logits = self.runner.run_nodes(growing.tokens, growing.came_from, growing.ancestors, growing.levels)
+        logits = self.runner.forward(growing.tokens, growing.tokens.shape[1], growing.nodes).logits
         self.calls += 1
         self.tokens += self.runner.sent
         return self.vocabulary.logits(logits.to(device=ids.device, dtype=torch.float32))
@@ -180,6 +181,11 @@ class _GrowingTree:
         self._tokens.append(tokens.flatten(1))
         self._scores.append((self._score[..., None] + log_q).flatten(1))
         self._parents.append(self._at[..., None].expand_as(tokens).flatten(1))
+
+    @property
+    def nodes(self) -> Nodes:
+        """The nodes chosen last, as a forward reads them."""
+        return Nodes(self.ancestors, self.depths, self.came_from)
 
     def paths(self) -> Tensor:
         """Return ``(B, k, levels)`` the tokens from the first to each node chosen last."""

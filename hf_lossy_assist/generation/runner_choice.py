@@ -153,7 +153,7 @@ class _RunnerChoice:
             # Padding of a prompt alone may be part of the text, so only rows of a batch skip it.
             skips = call.of_batch and ask(model).free
             padding = padding_before(call.inputs.get("attention_mask")) if skips else 0
-            return RecurrentRunner(inputs, call.inputs, length, self._seen, padding=padding, keeps_cache=keeps_cache)
+            return RecurrentRunner(inputs, call.inputs, length, self._seen, padding, keeps_cache=keeps_cache)
         return DynamicCacheRunner(inputs, call.inputs, length, self._seen, self._last_position, self._before)
 
     def static(self, switch: FrequencySwitch | None) -> Runners | None:

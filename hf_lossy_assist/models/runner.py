@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
 from functools import cached_property
 from types import MappingProxyType
 from typing import Any
@@ -19,49 +20,94 @@ from ..compat.models import device_of
 from ..compat.probe import ask, takes_whole_masks
 from ..compat.tree_inputs import TreeInputs
 from ..core.distributions import Randomness
+from ..core.messages import Commit
 from ..core.texts import RowShift
 from .cache_rows import keep_path, move_cache
 
 
+@dataclass(frozen=True, eq=False)
+class Nodes:
+    """The last tokens of a forward, where these are nodes of trees.
+
+    Attributes
+    ----------
+    ancestors
+        ``(B, m, M)`` which of all M nodes after the text each of the last m sees.
+    depths
+        ``(B, M)`` how many tokens each node's path from the text has.
+    parents
+        ``(B, m)`` each one's parent, among the nodes of the forward before; None for models that need not know.
+    """
+
+    ancestors: Tensor
+    depths: Tensor
+    parents: Tensor | None = None
+
+
 class ModelRunner(ABC):
-    """Runs a model over the end of a text whose beginning its cache holds."""
+    """Runs a model over the end of a text whose beginning its cache holds: :meth:`forward`, then :meth:`follow`.
+
+    Attributes
+    ----------
+    seen
+        How many tokens of the text the cache holds.
+    sent
+        How many tokens the last :meth:`forward` was over, all rows together.
+    hands_on
+        Whether outputs give inputs of later forwards.
+    returns_states
+        Whether outputs have the states between layers that a head on them reads.
+    chunk
+        The most tokens of a prompt in one forward, if the caller has said.
+    hook
+        Is entered around each forward whose output is returned.
+    """
 
     model: PreTrainedModel
-    seen: int  # how many tokens of the text the cache holds
-    sent: int  # how many tokens the last forward was over, all rows together
-    returns_states = False  # whether outputs have the states between layers that a head on them reads
-    chunk: int | None = None  # the most tokens of a prompt in one forward, if the caller has said
+    seen: int
+    sent: int
+    hands_on = False
+    returns_states = False
+    chunk: int | None = None
+    hook: AbstractContextManager[Any] = nullcontext()
 
-    def ends(self, start: int, stop: int) -> Sequence[int]:
-        """Return where chunks of the tokens from ``start`` to ``stop`` end, but for the last one."""
-        return () if self.chunk is None else range(start + self.chunk, stop, self.chunk)
+    def forward(
+        self,
+        tokens: Tensor,
+        keep: int = 1,
+        tree: Nodes | None = None,
+        skip: int = 0,
+        overrides: Mapping[str, Any] = MappingProxyType({}),
+    ) -> Any:
+        """Run the model over ``tokens`` ``(B, k)``, of which it has read the first ``skip``; return the output.
 
-    def parts(self, tokens: Tensor) -> Sequence[Tensor]:
-        """Return tokens ``(B, k)`` in chunks."""
-        return tokens.split(self.chunk or max(1, tokens.shape[1]), dim=1)
-
-    def catch_up(self, text: Tensor, keep: int) -> int:
-        """Prefill what :meth:`run` with the same arguments will not cover; return how many tokens that took."""
-        return 0
-
-    def run(self, text: Tensor, keep: int, overrides: Mapping[str, Any] = MappingProxyType({})) -> Any:
-        """Run the model over the tokens of ``text`` ``(B, L)`` that it has not seen; return the forward's output.
-
-        Logits are computed at the last ``keep`` positions, and ``overrides`` replace inputs of the forward.
+        Logits are computed at the last ``keep`` positions, and ``overrides`` replace inputs of the model. The last
+        tokens may be a ``tree``. What a prompt has more than a chunk is read in forwards before.
         """
-        raise NotImplementedError
+        sent = 0
+        for end in self._stops(skip, tokens.shape[1], keep):
+            self._run(tokens[:, :end], 1, None, skip, {})
+            skip, sent = end, sent + self.sent
+        with self.hook:
+            output = self._run(tokens, keep, tree, skip, overrides)
+        self.sent += sent
+        return output
 
-    def run_tree(self, text: Tensor, keep: int, ancestors: Tensor, depths: Tensor) -> Any:
-        """Do as :meth:`run` does, where the text ends in nodes of trees.
+    def follow(self, commit: Commit) -> None:
+        """Keep what a round has committed but for the newest token, where the rows now stand; forget the rest."""
+        if commit.path is not None and self.seen > commit.start:
+            self._keep_path(commit.start, commit.path)
+            self.seen = commit.start + commit.path.shape[1]
+        if commit.shift is not None:
+            self._move(commit.shift, commit.ids)
+            return
+        self.rewind(commit.width - 1)
+        if self.hands_on and self.seen:
+            self._extend(commit.width)
 
-        ``ancestors`` ``(B, m, M)`` says which of the last M tokens each of the last m sees. ``depths`` ``(B, M)``
-        counts the tokens on each node's path from the text.
-        """
-        raise NotImplementedError
-
-    def read(self, tokens: Tensor) -> Any:
-        """Run a draft model over the next ``tokens`` ``(B, k)``; the output has at least the last token's logits."""
-        raise NotImplementedError
+    @abstractmethod
+    def rewind(self, length: int) -> None:
+        """Forget everything after the first ``length`` tokens, within a round."""
 
     def draft(self, text: Tensor, count: int, randomness: Randomness) -> tuple[Tensor, Tensor] | None:
         """Draft ``count`` tokens after ``text`` ``(B, L)`` in one go: tokens ``(B, k)`` and logits of q ``(B, k, V)``.
@@ -70,36 +116,32 @@ class ModelRunner(ABC):
         """
         return None
 
-    def read_nodes(self, tokens: Tensor, width: int, ancestors: Tensor, depths: Tensor) -> Any:
-        """Run a draft model over the nodes ``tokens`` ``(B, m)``, after a text of ``width`` tokens and other nodes.
-
-        The output has the logits of all m; ``ancestors`` and ``depths`` are as for :meth:`run_tree`.
-        """
-        raise NotImplementedError
-
     def forgettable(self, length: int) -> int:
         """Return how many tokens after ``length`` the next forward can cover and still be rolled back."""
         return sys.maxsize
 
-    @abstractmethod
-    def rewind(self, length: int) -> None:
-        """Forget everything after the first ``length`` tokens."""
-
-    def keep_path(self, start: int, columns: Tensor) -> None:
-        """After the first ``start`` tokens, keep only ``columns`` ``(B, k)``, in this order."""
-        raise NotImplementedError
-
-    @abstractmethod
-    def move(self, shift: RowShift, ids: Tensor) -> None:
-        """Follow the rows of ``ids`` ``(B, S)`` into the next rectangle, and forget rejected tokens."""
-
-    def extend(self, length: int) -> None:
-        """Note that ``length`` tokens of the text are committed."""
-        return
-
     def settle(self, text: Tensor) -> None:
         """At a run's end, let a cache that is used later hold all of ``text`` ``(1, L)`` but its newest token."""
         return
+
+    def _stops(self, skip: int, length: int, keep: int) -> Iterable[int]:
+        """Return where the forwards end that read what :meth:`forward` can't read at once."""
+        return () if self.chunk is None else range(skip + self.chunk, length - keep + 1, self.chunk)
+
+    @abstractmethod
+    def _run(self, tokens: Tensor, keep: int, tree: Nodes | None, skip: int, overrides: Mapping[str, Any]) -> Any:
+        """Run one forward."""
+
+    def _keep_path(self, start: int, columns: Tensor) -> None:
+        """After the first ``start`` tokens, keep only ``columns`` ``(B, k)``, in this order."""
+        raise NotImplementedError
+
+    def _extend(self, length: int) -> None:
+        """Let what is handed on cover the first ``length`` tokens."""
+
+    @abstractmethod
+    def _move(self, shift: RowShift, ids: Tensor) -> None:
+        """Follow the rows of ``ids`` ``(B, S)`` into the next rectangle, and forget rejected tokens."""
 
     @contextmanager
     def in_use(self) -> Iterator[None]:
@@ -124,50 +166,32 @@ class DynamicCacheRunner(ModelRunner):
         seen: int = 0,
         last_position: Tensor | None = None,
         before: int = 0,
+        hands_on: bool = True,
     ) -> None:
         self.model: PreTrainedModel = inputs.model
         self.last_position = None if last_position is None else last_position.to(device_of(self.model))
         self.inputs = inputs
         self.carried = carried
         self.before = before
-        self.seen = seen
+        self.hands_on = hands_on
+        self.seen = self._start = seen  # there, the run's first forward begins
         self.sent = 0
         self._covered = length
         self.cache = cache_of(carried)
         self._outputs: Any = None
 
-    def catch_up(self, text: Tensor, keep: int) -> int:
-        sent = 0
-        for end in self.ends(self.seen, text.shape[1] - keep + 1):
-            self._forward(self._inputs(text[:, :end], 1), len(text), end)
-            sent += self.sent
-        return sent
-
-    def run(self, text: Tensor, keep: int, overrides: Mapping[str, Any] = MappingProxyType({})) -> Any:
-        inputs = self._inputs(text, keep)
-        inputs.update(overrides)
-        return self._forward(inputs, *text.shape)
-
-    def _inputs(self, text: Tensor, keep: int) -> dict[str, Any]:
-        longer = text.shape[1] - self._covered
-        inputs = self.inputs.of_text(text, self.carried, self.seen, longer, keep, first=self._outputs is None)
-        if self.cache is not None and cache_of(inputs) is None:  # the model reads the whole text anew
-            name = cache_name(self.model)
+    def _run(self, tokens: Tensor, keep: int, tree: Nodes | None, skip: int, overrides: Mapping[str, Any]) -> Any:
+        rows, length = len(tokens), self.seen + tokens.shape[1] - skip
+        inputs = self.inputs.of_text(tokens, self.carried, skip, length - self._covered, keep, self.seen == self._start)
+        if inputs.get(CACHE) is None and self.cache is not None and cache_of(inputs) is None:
+            name = cache_name(self.model)  # the model reads the whole text anew
             inputs[name] = self.carried[name] = self.cache = new_cache(self.model)
             self.seen = 0
-        return inputs
-
-    def read(self, tokens: Tensor) -> Any:
-        sent = 0
-        for part in self.parts(tokens):
-            length = self.seen + part.shape[1]
-            inputs = self.inputs.of_tokens(part, self.carried, length - self._covered, 1)
-            outputs = self._forward(inputs, len(part), length)
-            sent += self.sent
-        self.sent = sent
-        return outputs
-
-    def _forward(self, inputs: dict[str, Any], rows: int, length: int) -> Any:
+        if tree is not None:
+            width = length - tree.depths.shape[1] + self.before
+            seen = self.seen + self.before
+            inputs |= self._tree_inputs.of_tree(self.carried, width, seen, tree.ancestors, tree.depths)
+        inputs.update(overrides)
         if rows > 1 and self.last_position is not None and inputs.get("position_ids") is not None:
             inputs["position_ids"] = inputs["position_ids"].clamp(max=self.last_position)
         mask = inputs.get("attention_mask") if length - self.seen == 1 else None
@@ -181,20 +205,6 @@ class DynamicCacheRunner(ModelRunner):
         self.sent = rows * (length - self.seen)
         self.seen = length
         return self._outputs
-
-    def run_tree(self, text: Tensor, keep: int, ancestors: Tensor, depths: Tensor) -> Any:
-        inputs = self._inputs(text, keep)
-        inputs |= self._tree_overrides(text.shape[1] - depths.shape[1], ancestors, depths)
-        return self._forward(inputs, *text.shape)
-
-    def read_nodes(self, tokens: Tensor, width: int, ancestors: Tensor, depths: Tensor) -> Any:
-        rows, count = tokens.shape
-        inputs = self.inputs.of_tokens(tokens, self.carried, self.seen + count - self._covered, count)
-        return self._forward(inputs | self._tree_overrides(width, ancestors, depths), rows, self.seen + count)
-
-    def _tree_overrides(self, width: int, ancestors: Tensor, depths: Tensor) -> dict[str, Any]:
-        width, seen = width + self.before, self.seen + self.before
-        return self._tree_inputs.of_tree(self.carried, width, seen, ancestors, depths)
 
     @cached_property
     def _shows_masks(self) -> bool:
@@ -220,19 +230,18 @@ class DynamicCacheRunner(ModelRunner):
         rollback(self.cache, max(0, self.seen - length))
         self.seen = min(self.seen, length)
 
-    def keep_path(self, start: int, columns: Tensor) -> None:
+    def _keep_path(self, start: int, columns: Tensor) -> None:
         keep_path(self.cache, start + self.before, columns)
-        self.seen = start + columns.shape[1]
 
-    def extend(self, length: int) -> None:
+    def _extend(self, length: int) -> None:
         self.inputs.after(self._outputs, self.carried, length - self._covered)
         self.cache = cache_of(self.carried)
         self._covered = length
 
-    def move(self, shift: RowShift, ids: Tensor) -> None:
+    def _move(self, shift: RowShift, ids: Tensor) -> None:
         slots = shift.known(self.seen)
         move_cache(self.cache, shift, slots)
-        self.extend(ids.shape[1])
+        self._extend(ids.shape[1])
         self.inputs.move(self.carried, shift, ids)
         if self.last_position is not None:
             self.last_position = shift.of_rows(self.last_position)

@@ -18,7 +18,7 @@ from ..core.messages import Commit, Draft, TargetOutput, Verification
 from ..core.shapes import Shape
 from .lm_head_hook import LMHeadHook, NoHook, lm_head_hook
 from .processing import process, process_paths
-from .runner import ModelRunner
+from .runner import ModelRunner, Nodes
 
 
 class Target:
@@ -39,6 +39,7 @@ class Target:
         self.switch = switch
         self.reader = reader
         self.keep_raw = keep_raw
+        runner.hook = reader.hook
 
     @property
     def model(self) -> PreTrainedModel:
@@ -58,35 +59,23 @@ class Target:
 
     def verify(self, candidate: Tensor, draft: Draft) -> tuple[Verification, TargetOutput]:
         """Run one forward over the part of ``candidate`` ``(B, W + n)`` that the model has not seen."""
-        hook, n = self.reader.hook, len(draft)
-        known = candidate.shape[1] - n - self.runner.seen
-        keep = n + hook.wanted(self.runner.carried.get("attention_mask"), len(candidate), known)
-        before = self.runner.catch_up(candidate, keep)
-        with hook.over(n):
-            if (tree := draft.tree) is None:
-                outputs = self.runner.run(candidate, keep, draft.target_inputs)
-            else:
-                outputs = self.runner.run_tree(candidate, keep, tree.ancestors, tree.depths)
-        self.runner.sent += before
+        hook, runner, n = self.reader.hook, self.runner, len(draft)
+        known = candidate.shape[1] - n - runner.seen
+        keep = n + hook.over(n).wanted(runner.carried.get("attention_mask"), len(candidate), known)
+        tree = None if draft.tree is None else Nodes(draft.tree.ancestors, draft.tree.depths)
+        outputs = runner.forward(candidate, keep, tree, runner.seen, draft.target_inputs)
         clean, dropped = hook.split(outputs.logits, n)
         raw = clean.to(device=candidate.device, dtype=torch.float32)
         # Processors may overwrite their input, and the raw logits belong to the caller.
         verification = self.reader.answer(candidate, draft, raw.clone() if self.keep_raw else raw, dropped)
         return verification, TargetOutput(outputs, raw if self.keep_raw else None)
 
-    def keep(self, commit: Commit) -> None:
+    def follow(self, commit: Commit) -> None:
         """Keep the committed tokens of a round where the rows now stand, and forget the rest of the draft."""
-        if commit.verification is None:
-            return
-        if commit.path is not None:
-            self.runner.keep_path(commit.start, commit.path)
-        if commit.shift is not None:
-            self.runner.move(commit.shift, commit.ids)
-            self.reader.hook.move(commit.shift.index)
-            return
-        # The cache never holds the newest token, which is the first input of the next forward.
-        self.runner.rewind(commit.width - 1)
-        self.runner.extend(commit.width)
+        if commit.verification is not None:
+            self.runner.follow(commit)
+            if commit.shift is not None:
+                self.reader.hook.move(commit.shift.index)
 
     def idle(self, ids: Tensor) -> None:
         idle_forward(self.model, ids, self.carried)

@@ -36,7 +36,7 @@ def logits(head: DFlash, text: torch.Tensor | None = None) -> torch.Tensor:
         target(text[:, :-1])
         commit = Commit(text, text.shape[1] - 1, 0, (0,), (1,), (0,), (0,), None)
         runner.read_states(commit, states.pop())
-        return runner.block(text[:, -1:], head.longest)[0]
+        return runner.forward(text[:, -1:], head.longest).logits[0]
 
 
 CONVENTIONS = {

@@ -80,5 +80,5 @@ def test_positions_that_only_fill_up_stay_inside_the_model():
     seen = []
     model.register_forward_pre_hook(lambda _, args, kwargs: seen.append(kwargs["position_ids"]), with_kwargs=True)
     with forwards.in_use():
-        forwards.run(torch.tensor([[*text, 3, 4, 5]] * 2), 1)
+        forwards.forward(torch.tensor([[*text, 3, 4, 5]] * 2))
     assert seen[0].tolist() == [[0, 1, 2, 3, 4, 5, 5, 5]] * 2

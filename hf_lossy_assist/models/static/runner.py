@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping
 from functools import partial
-from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -16,6 +15,7 @@ from ...compat.caches import cache_name, new_cache
 from ...compat.tree_inputs import TreeInputs
 from ...core.distributions import Randomness
 from ...core.texts import GrowingTensor, RowShift, counting, ones
+from ..runner import Nodes
 from .cache_slot import StaticCacheSlot
 from .fixed_runner import FixedRunner, Prepare, TokenChoice, WholeDraft, chained
 from .forwards import DecoderForward, FixedForward, states_of, whole, with_decoder_forward
@@ -111,30 +111,12 @@ class StaticCacheRunner(FixedRunner):
         tokens = torch.zeros(self.slot.rows, 2, dtype=torch.long, device=self.device)
         return self._drafted(draft, tokens, self._positions[:, 1 : draft.length + 2], 1, waits)[1]
 
-    def catch_up(self, text: Tensor, keep: int) -> int:
-        sent = 0
-        for end in self.ends(self.seen, text.shape[1] - keep + 1):
-            self._forward(text[:, self.seen : end].to(self.device), 1)
-            sent += self.sent
-        return sent
-
-    def run(self, text: Tensor, keep: int, overrides: Mapping[str, Any] = MappingProxyType({})) -> Any:
-        return self._forward(text[:, self.seen :].to(self.device), keep)
-
-    def read(self, tokens: Tensor) -> Any:
-        sent = 0
-        for part in self.parts(tokens):
-            outputs = self._forward(part, 1)
-            sent += self.sent
-        self.sent = sent
-        return outputs
-
-    def run_tree(self, text: Tensor, keep: int, ancestors: Tensor, depths: Tensor) -> Any:
-        width = text.shape[1] - depths.shape[1]
-        return self._forward(text[:, self.seen :].to(self.device), keep, self._tree(width, ancestors, depths))
-
-    def read_nodes(self, tokens: Tensor, width: int, ancestors: Tensor, depths: Tensor) -> Any:
-        return self._forward(tokens, tokens.shape[1], self._tree(width, ancestors, depths))
+    def _run(self, tokens: Tensor, keep: int, tree: Nodes | None, skip: int, overrides: Mapping[str, Any]) -> Any:
+        new = tokens[:, skip:].to(self.device)
+        if tree is None:
+            return self._forward(new, keep)
+        width = self.seen + new.shape[1] - tree.depths.shape[1]
+        return self._forward(new, keep, self._tree(width, tree.ancestors, tree.depths))
 
     def _tree(self, width: int, ancestors: Tensor, depths: Tensor) -> dict[str, Any]:
         """Return mask and positions of one forward over the unread text and nodes after it."""
@@ -168,7 +150,7 @@ class StaticCacheRunner(FixedRunner):
         waits, new = self._waits(text, count, randomness), width - self.seen
         if self.seen < width - 2:
             before = self.chain.choice.context(text[:, self.seen : width - 2])
-            self.read(before.to(self.device))
+            self.forward(before)
         begin, end = width - 2, width - 1 + self.chain.length
         # Drafts after the last wanted token are thrown away, but have to have positions.
         positions = self._positions[:, begin:end].clamp(max=self._positions[:, width + count - 2 : width + count - 1])
@@ -190,11 +172,10 @@ class StaticCacheRunner(FixedRunner):
             **{self._cache_name: self.slot.cache},
         )
 
-    def keep_path(self, start: int, columns: Tensor) -> None:
+    def _keep_path(self, start: int, columns: Tensor) -> None:
         self.slot.keep_path(start, columns)
-        self.seen = start + columns.shape[1]
 
-    def move(self, shift: RowShift, ids: Tensor) -> None:
+    def _move(self, shift: RowShift, ids: Tensor) -> None:
         slots, width = shift.known(self.seen), ids.shape[1]
         self.slot.move(shift, slots)
         if self.last_position is not None:
