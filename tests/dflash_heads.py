@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 
 from hf_lossy_assist.drafting.dflash import DFlash
 from hf_lossy_assist.drafting.dflash_config import DFlashConfig
-from hf_lossy_assist.drafting.state_drafter import LayerStates
+from hf_lossy_assist.drafting.state_source import LayerStates
 from tests.eagle3_heads import SIZES, filled, layer
 from tests.tiny_models import VOCAB, prompt, tiny
 

@@ -25,7 +25,7 @@ from triton import runtime
 from triton.backends.compiler import GPUTarget
 
 from hf_lossy_assist.compat import kernels
-from hf_lossy_assist.models.static import fixed_runner, layerwise
+from hf_lossy_assist.models.static import fixed, layerwise
 
 _H200 = SimpleNamespace(
     name="NVIDIA H200", type="cuda", index=0, uuid="", gcnArchName="", major=9, minor=0, multi_processor_count=132,
@@ -117,8 +117,8 @@ def pretended_h200() -> Iterator[Launches]:
             patch.setattr(place, "scaled_dot_product_attention", _one_kernel)
         # These look at values, which are not there.
         patch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
-        patch.setattr(fixed_runner, "weights_of", id)
-        patch.setattr(fixed_runner.FixedRunner, "_warm_up", lambda *_: None)
+        patch.setattr(fixed, "weights_of", id)
+        patch.setattr(fixed.FixedForwards, "_warm_up", lambda *_: None)
         patch.setattr(layerwise, "_run_apart", lambda *_: True)
         torch._dynamo.reset()
         with (

@@ -19,7 +19,7 @@ from transformers import SequenceBiasLogitsProcessor
 import hf_lossy_assist
 from hf_lossy_assist.acceptors import REGISTRY
 from hf_lossy_assist.decoding import unverified
-from hf_lossy_assist.drafting import model
+from hf_lossy_assist.drafting import chain
 from hf_lossy_assist.generation.runner_choice import LEAST_TOKENS
 from tests.acceptors.fixtures import verifier_head
 from tests.acceptors.table import ROWS, Row, row_id
@@ -144,7 +144,7 @@ AHEAD = {
 @pytest.fixture(autouse=True)
 def _as_on_a_gpu(monkeypatch: pytest.MonkeyPatch, default_ends: None):
     """Drafts end where they do by default, and are looked at one token later."""
-    for module in (model, unverified):
+    for module in (chain, unverified):
         monkeypatch.setattr(module, "looks_late", lambda device: True)
 
 
@@ -205,7 +205,7 @@ def test_a_pretended_gpu_gives_the_same_counts(name: str):
 def main(chosen: str | None = None) -> None:
     """Print what the cases wait for and launch, in the mean of their rounds."""
     hf_lossy_assist.enable()
-    model.looks_late = unverified.looks_late = lambda device: True
+    chain.looks_late = unverified.looks_late = lambda device: True
     for name, case in (CASES | AHEAD).items():
         if chosen is None or chosen in name:
             counts = case.run(lines=chosen is not None)

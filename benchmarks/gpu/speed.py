@@ -18,7 +18,7 @@ from transformers import CompileConfig, PreTrainedModel
 from hf_lossy_assist import last_stats
 from hf_lossy_assist.core.distributions import Randomness
 from hf_lossy_assist.models.static.cache_slot import give_back, take_slot
-from hf_lossy_assist.models.static.fixed_runner import Shapes
+from hf_lossy_assist.models.static.fixed import Shapes
 from hf_lossy_assist.models.static.graphs import RECORDERS, CompiledRecording, Recording
 from hf_lossy_assist.models.static.runner import StaticCacheRunner
 
@@ -158,7 +158,7 @@ def forwards(run: Run, target: Model, draft: Model, prompt: Tensor, way: str, ga
             if not begins:
                 continue
             runner = StaticCacheRunner(model, take_slot(model, 256), {})
-            runner.prepare(how, shapes)
+            runner.fixed.prepare(runner, how, shapes)
             runner.forward(prompt)
             start = runner.seen
 

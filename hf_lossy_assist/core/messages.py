@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from types import SimpleNamespace
 from typing import Any
@@ -35,7 +35,7 @@ from .shapes import Chain, Shape
 from .texts import RowShift
 from .token_records import TokenScores
 from .trees import Tree, along_path
-from .verification import Verification
+from .verification import Verification as Verification
 
 
 @dataclass(frozen=True)
@@ -225,8 +225,8 @@ class Commit:
         The rows' numbers in the batch.
     padding
         Columns of padding before each row's text.
-    verification
-        The target's answer, or None if it was not asked.
+    logits
+        ``(B, n + 1, V)`` the target's processed logits, or None if it was not asked.
     outputs
         The output of the target's forward, or None.
     shift
@@ -234,7 +234,7 @@ class Commit:
     path
         ``(B, k)`` the columns of a tree that stay, in order; shorter paths end in arbitrary columns. None for a chain.
     tokens
-        On the host, the tokens that each row's text has grown by; none for a row that did not ask the target.
+        On the host, the tokens that the target has decided on in each row; of these, the text has grown by the first.
     """
 
     ids: Tensor
@@ -244,7 +244,7 @@ class Commit:
     counts: tuple[int, ...]
     rows: tuple[int, ...]
     padding: tuple[int, ...]
-    verification: Verification | None
+    logits: Tensor | None
     outputs: Any = None
     shift: RowShift | None = None
     path: Tensor | None = None
@@ -255,6 +255,18 @@ class Commit:
         """The texts' new width, if rows do not move."""
         return self.start + max(self.counts)
 
-    def text(self, i: int) -> Tensor:
-        """``(1, L)`` the new text of the i-th row."""
-        return self.ids[i : i + 1, self.padding[i] : self.start + self.counts[i]]
+    def of_row(self, i: int) -> Commit:
+        """Return the same about the i-th row alone, without its padding."""
+        one, padding = slice(i, i + 1), self.padding[i]
+        return replace(
+            self,
+            ids=self.ids[one, padding:],
+            start=self.start - padding,
+            accepted=self.accepted[one],
+            counts=self.counts[one],
+            rows=self.rows[one],
+            padding=(0,),
+            logits=None if self.logits is None else self.logits[one],
+            shift=None,
+            tokens=self.tokens[one],
+        )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..acceptors import Acceptor, decide
 from ..compat.models import RowAdapters, any_unfinished
-from ..core.messages import Commit, Decision, Draft, RowDecision, TargetOutput, Verification
+from ..core.messages import Commit, Draft, RowDecision, TargetOutput, Verification
 from ..core.recorders import StatsRecorder
 from ..core.statistics import LossyStats
 from ..core.texts import Texts
@@ -60,14 +60,9 @@ class Decoding:
         self.stats.start()
         self.conclude(self.draft())
 
-    def conclude(self, draft: Draft) -> None:
-        candidate = self.texts.with_draft(draft.tokens)
-        verification, output = self.verify(draft, candidate, self.texts.rows)
-        self.commit(draft, verification, output, self.accept(draft, candidate, verification))
-
     def draft(self) -> Draft:
         texts = self.texts
-        remaining = self.target.remaining(texts.width, self.progress.remaining(texts.rows))
+        remaining = self.progress.remaining(texts.rows, self.target.room(texts.width) + 1)
         draft = self.drafter.propose(texts.ids, texts, remaining)
         self.stats.draft_work(draft.cost, texts.rows)
         self.stats.lap("drafting")
@@ -83,13 +78,14 @@ class Decoding:
         self.stats.lap("verifying")
         return verification, output
 
-    def accept(self, draft: Draft, candidate: Tensor, verification: Verification) -> Decision:
-        positions = self.progress.lossless_positions(candidate, draft.shape, self.texts)
-        return decide(self.acceptor, verification, positions)
-
-    def commit(self, draft: Draft, verification: Verification, output: TargetOutput, decision: Decision) -> None:
-        texts, rows, drafted, path = self.texts, self.texts.rows, draft.tokens, decision.path
-        decisions = decision.to_host(draft)
+    def conclude(self, draft: Draft) -> None:
+        """Verify a draft, decide about it, and commit what stays."""
+        texts, rows, n = self.texts, self.texts.rows, len(draft)
+        candidate = texts.with_draft(draft.tokens)
+        verification, output = self.verify(draft, candidate, rows)
+        positions = self.progress.lossless_positions(candidate, draft.shape, texts)
+        decision = decide(self.acceptor, verification, positions)
+        decisions, drafted, path = decision.to_host(draft), draft.tokens, decision.path
         if path is not None:
             drafted = decision.along_path(drafted)
             texts.with_draft(drafted)  # replaces the trees
@@ -98,67 +94,68 @@ class Decoding:
         self.stats.lap("deciding")
         if self.inspected:
             decisions = with_scores(decisions, self.acceptor, verification, decision)
+        tokens = [x.tokens for x in decisions]
         if self.outputs.wanted:
-            chain, along = verification.along(path), output.along(path, len(draft))
-            self.outputs.record(rows, chain.logits, along, [len(x.tokens) for x in decisions], len(chain))
-        self.progress.commit(rows, [x.tokens for x in decisions], self.outputs.scores_upto)
-        self.follow(extended, len(draft), kept, dict(zip(rows, decisions, strict=True)), verification, output, path)
+            chain, along = verification.along(path), output.along(path, n)
+            self.outputs.record(rows, chain.logits, along, [*map(len, tokens)], len(chain))
+        counts = self.progress.commit(rows, tokens, self.outputs.scores_upto)
+        self.count(rows, decisions, counts)
+        self.follow(extended, n, kept, counts, verification, output, path, tokens)
+
+    def count(self, rows: Sequence[int], decisions: Sequence[RowDecision], counts: Sequence[int]) -> None:
+        """Add decisions about rows to the statistics: so many of each one's tokens are in the output."""
+        for row, decision, count in zip(rows, decisions, counts, strict=True):
+            self.progress.lossy[row] += self.stats.rows[row].add(decision, count)
+            self.progress.charged[row] += decision.charge
 
     def follow(
         self,
         extended: Tensor,
         drafted: int,
         kept: Sequence[int],
-        decisions: Mapping[int, RowDecision],
+        counts: Sequence[int],
         verification: Verification | None = None,
         output: TargetOutput | None = None,
         path: Tensor | None = None,
+        tokens: Sequence[Sequence[int]] = (),
     ) -> None:
-        """Let texts, statistics, caches and the drafter follow the output.
+        """Let texts, caches and the drafter follow the output.
 
         ``extended`` ``(B, W + n + 1)`` are the texts with all of a round's tokens: ``kept`` of ``drafted`` ones in each
-        row, and the target's own. ``decisions`` are those of the rows that asked the target. ``verification`` and
-        ``output`` are None if no row was verified this round.
+        row, and the target's own. Each text has grown by ``counts`` tokens, the first of ``tokens``. ``verification``
+        and ``output`` are None if no row was verified this round.
         """
         texts, progress, rows = self.texts, self.progress, tuple(self.texts.rows)
         start, padding = texts.width, tuple(texts.left_padding)
-        lengths = [texts.prompt + progress.generated[row] for row in rows]
-        counts = tuple([max(0, new - old) for new, old in zip(lengths, texts.lengths, strict=True)])
-        ended = [progress.ended[row] for row in rows]
+        ended, lengths = [], []
+        for row, count in zip(rows, counts, strict=True):
+            own, generated = self.stats.rows[row], progress.generated[row]
+            if generated < len(own.trace):  # a criterion has cut the text back
+                own.cut(generated)
+            if progress.streamer is not None:
+                progress.show_statuses(own.trace[len(own.trace) - count :])
+            if progress.ended[row]:
+                self.stats.end(row)
+            ended.append(progress.ended[row])
+            lengths.append(texts.prompt + generated)
         self.done = all(ended)
-        self._count(decisions, counts)
-        committed = zip(rows, counts, strict=True)
         commit = Commit(
             ids=extended,
             start=start,
             drafted=drafted,
             accepted=tuple(kept),
-            counts=counts,
+            counts=tuple(counts),
             rows=rows,
             padding=padding,
-            verification=verification,
+            logits=None if verification is None else verification.logits,
             outputs=None if output is None else output.outputs,
             shift=texts.grow(extended, lengths, ended),
             path=path,
-            tokens=tuple([decisions[row].tokens[:count] if row in decisions else () for row, count in committed]),
+            tokens=tuple(tokens),
         )
         if not self.done or len(rows) == 1:
             self.target.follow(commit)
             self.drafter.observe(commit)
-
-    def _count(self, decisions: Mapping[int, RowDecision], counts: Sequence[int]) -> None:
-        """Add the round, by which each text has grown by ``counts`` tokens, to the statistics."""
-        progress = self.progress
-        for row, decision in decisions.items():
-            own = self.stats.rows[row]
-            progress.lossy[row] += own.add(decision, max(0, progress.generated[row] - len(own.trace)))
-            progress.charged[row] += decision.charge
-        for row, count in zip(self.texts.rows, counts, strict=True):
-            own = self.stats.rows[row]
-            own.cut(progress.generated[row])
-            progress.show_statuses(own.trace[len(own.trace) - count :])
-            if progress.ended[row]:
-                self.stats.end(row)
 
     @contextmanager
     def in_use(self) -> Iterator[None]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -108,10 +109,10 @@ class Progress:
         self._asked = 0  # how many positions the criteria have been asked about in order
         self._held = [False] * batch  # rows that a criterion has ended, but that go on until all end
 
-    def remaining(self, rows: Sequence[int]) -> list[int]:
-        """Return how many more tokens fit into each row's text."""
-        most = self.max_length - self.prompt
-        return [most - self.generated[row] for row in rows]
+    def remaining(self, rows: Sequence[int], most: int = sys.maxsize) -> list[int]:
+        """Return how many more tokens fit into each row's text, at ``most`` so many."""
+        longest = self.max_length - self.prompt
+        return [min(most, longest - self.generated[row]) for row in rows]
 
     def commit(self, rows: Sequence[int], tokens: Sequence[list[int]], scores: Scores = _no_scores) -> list[int]:
         """Let rows grow by tokens up to where they end; return by how many each has grown."""

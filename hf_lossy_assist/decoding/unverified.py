@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -18,7 +17,7 @@ from ..core.shapes import Chain
 from ..core.statistics import LossyStats
 from ..core.token_records import TokenScores
 from ..core.transfers import Look, looks_late, to_device
-from ..drafting.unverified import UnverifiedDrafter
+from ..drafting.run_ahead import RunAheadDrafter
 from .inspector import with_scores
 from .loop import Decoding
 
@@ -71,7 +70,7 @@ class UnverifiedDecoding(Decoding):
     kept, because theorem 1 would not hold with it.
     """
 
-    drafter: UnverifiedDrafter
+    drafter: RunAheadDrafter
 
     def __post_init__(self) -> None:
         self.request = self.acceptor.unverified_drafting
@@ -85,7 +84,7 @@ class UnverifiedDecoding(Decoding):
         texts, progress, drafter = self.texts, self.progress, self.drafter
         committed: list[list[int]] = [[] for _ in texts.rows]
         waits, logits, scores, looks, number = [False] * len(texts.rows), [], [], [], 0
-        most = min(self.request.max_draft, drafter.room(texts.ids), self._room_of_target())
+        most = min(self.request.max_draft, drafter.room(texts.ids), self.target.room(texts.width))
         if most < 1:
             return Draft.empty(texts.ids)
         ahead = min(most, max(progress.remaining(texts.rows)))
@@ -114,11 +113,6 @@ class UnverifiedDecoding(Decoding):
         self.stats.lap("drafting")
         tokens, q = torch.cat(drafter.drafted, dim=-1), torch.cat(logits, dim=1).float()
         return Run(tokens, q, torch.stack(scores, dim=-1), committed, waits)
-
-    def _room_of_target(self) -> int:
-        """Return how many tokens may follow the texts in the target's next forward."""
-        (most,) = self.target.remaining(self.texts.width, [sys.maxsize])
-        return most - 1
 
     def _look(self, score: Tensor) -> Look:
         """Send each row's newest token to the host, and whether it passes."""
@@ -152,7 +146,7 @@ class UnverifiedDecoding(Decoding):
         else:
             self._keep_up()
             self._record(run)
-            self.follow(candidate, run.tokens.shape[1], run.counts, {})
+            self.follow(candidate, run.tokens.shape[1], run.counts, self._grown())
 
     def verify_after(self, run: Run, candidate: Tensor) -> tuple[Verification, TargetOutput]:
         """Run one forward over unseen tokens; return the target's answer about one token of each row."""
@@ -177,9 +171,15 @@ class UnverifiedDecoding(Decoding):
                 kept[i] += decided[i].n_accepted
                 decisions[row] = replace(decided[i], tokens=decided[i].tokens[:1])
         extended = self.texts.with_next(run.tokens.shape[1], kept, decision.next_token)
-        self.progress.commit([*decisions], [x.tokens for x in decisions.values()])
+        counts = self.progress.commit([*decisions], [x.tokens for x in decisions.values()])
         self._record(run)
-        self.follow(extended, run.tokens.shape[1], kept, decisions, verification, output)
+        self.count([*decisions], [*decisions.values()], counts)
+        self.follow(extended, run.tokens.shape[1], kept, self._grown(), verification, output)
+
+    def _grown(self) -> list[int]:
+        """Return by how many tokens each text has grown in this round."""
+        both = zip(self.texts.rows, self.texts.lengths, strict=True)
+        return [max(0, self.texts.prompt + self.progress.generated[row] - before) for row, before in both]
 
     def _record(self, run: Run) -> None:
         """Add a run to the statistics, as far as it is in the output."""

@@ -31,8 +31,8 @@ class Drafter(ABC):
             How many more tokens fit into each text, the target's own token included.
         """
 
-    def begin(self, ids: Tensor) -> None:
-        """Begin a draft after ``ids`` ``(B, W)``; whatever was drafted after them is forgotten."""
+    def forget(self, ids: Tensor) -> None:
+        """Forget what was drafted after ``ids`` ``(B, W)``."""
         return
 
     def observe(self, commit: Commit) -> None:

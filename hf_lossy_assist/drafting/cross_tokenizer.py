@@ -10,12 +10,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
 
+from ..core.messages import Commit
 from ..core.texts import common_prefix
 from ..errors import LossyValueError
-from .draft_ends import DraftLength
-from .model import ModelDrafter
+from ..models.runner import ModelRunner, Nodes
+from .model import ModelSource
 
 
 class Translation:
@@ -65,51 +65,48 @@ class Translation:
         return self.draft.encode(text, add_special_tokens=False)
 
 
-class CrossTokenizerDrafter(ModelDrafter):
-    """Drafts only tokens that both tokenizers have, so q is a distribution over the target's vocabulary.
+class TranslatedSource(ModelSource):
+    """A draft model of another tokenizer: q is over the tokens that both have, so it is a law of the target's tokens.
 
     Timor et al. 2025, "Accelerating LLM Inference with Lossless Speculative Decoding Algorithms for Heterogeneous
-    Vocabularies" (token-level intersection). Drafts for one sequence, after ``prompt`` ``(1, L)`` in the target's
-    tokens.
+    Vocabularies" (token-level intersection). It follows one sequence, after ``prompt`` ``(1, L)`` in the target's
+    tokens; ``mask`` ``(1, L)`` is False at its padding.
     """
 
     def __init__(
-        self,
-        model: PreTrainedModel,
-        draft_length: int | DraftLength,
-        *,
-        translation: Translation,
-        prompt: Tensor,
-        **settings: Any,
+        self, runner: ModelRunner, translation: Translation, prompt: Tensor, mask: Tensor | None, keep_hidden: bool
     ) -> None:
-        mask = settings.pop("attention_mask", None)
-        super().__init__(model, draft_length, **settings)
+        super().__init__(runner, keep_hidden=keep_hidden)
         self.translation = translation
         self._prompt = prompt.shape[1]
         real = prompt[0] if mask is None else prompt[0][mask[0].bool().to(prompt.device)]
         self._begin = translation.text(real.tolist()) or [translation.draft.bos_token_id or 0]
-
-    def reset(self) -> None:
-        super().reset()
         self._text: list[int] = []
         self._ends: list[int] = []
         self._ids: list[int] = []  # the text in the draft's tokens
         self._read: list[int] = []  # what the draft model has read
 
-    def begin(self, ids: Tensor) -> None:
-        # `read` finds rejected tokens by comparing texts.
-        self.text, self.unread, self.drafted = ids, ids, []
-
     def room(self, ids: Tensor) -> int:
         # Drafted tokens are tokens of both.
         return sys.maxsize if self.positions is None else max(0, self.positions + 1 - len(self._translated(ids)))
 
-    def read(self, tokens: Tensor) -> Tensor:
-        ids = self._translated(self.ids)
+    def begin(self, ids: Tensor) -> Tensor:
+        self._whole = ids
+        return ids[:, :0]
+
+    def logits(self, tokens: Tensor, keep: int = 1, tree: Nodes | None = None) -> Tensor:
+        self._whole = torch.cat([self._whole, tokens], dim=-1)
+        ids = self._translated(self._whole)
         self.runner.rewind(min(common_prefix(ids, self._read), len(ids) - 1))
         self._read = ids
-        logits = super().read(torch.tensor([ids[self.runner.seen :]], device=self.device))
-        return self.translation.logits(logits).to(self.text.device)
+        logits = super().logits(torch.tensor([ids[self.runner.seen :]], device=self.device))
+        return self.translation.logits(logits).to(tokens.device)
+
+    def rewind(self, length: int) -> None:
+        return  # `logits` finds rejected tokens by comparing texts
+
+    def learn(self, commit: Commit) -> None:
+        return
 
     def _translated(self, whole: Tensor) -> list[int]:
         """Return a text of the target ``(1, L)`` in the draft's tokens."""

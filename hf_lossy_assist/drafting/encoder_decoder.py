@@ -17,8 +17,6 @@ from ..compat.multimodal import other_inputs, reading
 from ..compat.probe import obstacle_to_rollback
 from ..errors import LossyUnsupportedError, LossyValueError
 from ..models.runner import DynamicCacheRunner, ModelRunner
-from .draft_ends import DraftLength
-from .model import ModelDrafter
 
 
 def check_encoder_decoder_draft(target: PreTrainedModel, draft: PreTrainedModel) -> None:
@@ -32,48 +30,32 @@ def check_encoder_decoder_draft(target: PreTrainedModel, draft: PreTrainedModel)
         raise LossyUnsupportedError(f"`assistant_model` has to roll its cache back, but {refusal}")
 
 
-class EncoderDecoderDrafter(ModelDrafter):
-    """Drafts with a decoder that attends to an encoder's states: its own encoder's, or the target's where it has none.
+def encoded_runner(model: PreTrainedModel, ids: Tensor, inputs: Mapping[str, Any], encoder_input: Any) -> ModelRunner:
+    """Return the runner of a decoder that attends to an encoder's states: its own's, or the target's where it has none.
 
-    Drafts for one sequence, whose prompt is ``ids`` ``(1, L)``; ``inputs`` are the target's other inputs, and
+    It is for one sequence, whose prompt is ``ids`` ``(1, L)``; ``inputs`` are the target's other inputs, and
     ``encoder_input`` is its encoder's, if the caller gave it. Distil-Whisper's decoder, loaded as a
     ``WhisperForCausalLM``, shares the target's encoder.
     """
-
-    def __init__(
-        self,
-        model: PreTrainedModel,
-        draft_length: int | DraftLength,
-        *,
-        ids: Tensor,
-        inputs: Mapping[str, Any],
-        encoder_input: Any,
-        **settings: Any,
-    ) -> None:
-        settings.pop("attention_mask", None)  # it masks the encoder's input, not the text
-        mask, device, self._length = inputs.get("attention_mask"), device_of(model), 0
-        if not model.config.is_encoder_decoder:
-            states = inputs["encoder_outputs"][0].to(device=device, dtype=model.dtype)
-            given = inputs.get("decoder_attention_mask")
-            text = (torch.ones_like(ids) if given is None else given).to(device)
-            self._encoded = {"encoder_outputs": BaseModelOutput(states), "attention_mask": text}
-            self._length = text.shape[1]
-        elif encoder_input is None:
-            raise LossyValueError(
-                "`encoder_outputs` are the target's, but `assistant_model` has an encoder of its own; pass the "
-                "encoder's input instead"
-            )
-        else:
-            self._encoded = other_inputs(model, inputs)  # with whatever its encoder reads beside the main input
-            if mask is not None:
-                self._encoded["attention_mask"] = mask.to(device)
-            with reading(model):
-                self._encoded["encoder_outputs"] = encode(model, encoder_input, self._encoded)
-        super().__init__(model, draft_length, **settings)
-
-    def _default_runner(self) -> ModelRunner:
-        cache = EncoderDecoderCache(DynamicCache(), DynamicCache())
-        carried = {cache_name(self.model): cache, "use_cache": True, **self._encoded}
-        direct = forward_accepts(self.model, "encoder_outputs")  # else the model's own preparation does
-        inputs = DraftForwardInputs(self.model) if direct else ForwardInputs(self.model)
-        return DynamicCacheRunner(inputs, carried, self._length)
+    mask, device, length = inputs.get("attention_mask"), device_of(model), 0  # it masks the encoder's input
+    if not model.config.is_encoder_decoder:
+        states = inputs["encoder_outputs"][0].to(device=device, dtype=model.dtype)
+        given = inputs.get("decoder_attention_mask")
+        text = (torch.ones_like(ids) if given is None else given).to(device)
+        encoded = {"encoder_outputs": BaseModelOutput(states), "attention_mask": text}
+        length = text.shape[1]
+    elif encoder_input is None:
+        raise LossyValueError(
+            "`encoder_outputs` are the target's, but `assistant_model` has an encoder of its own; pass the "
+            "encoder's input instead"
+        )
+    else:
+        encoded = other_inputs(model, inputs)  # with whatever its encoder reads beside the main input
+        if mask is not None:
+            encoded["attention_mask"] = mask.to(device)
+        with reading(model):
+            encoded["encoder_outputs"] = encode(model, encoder_input, encoded)
+    carried = {cache_name(model): EncoderDecoderCache(DynamicCache(), DynamicCache()), "use_cache": True, **encoded}
+    direct = forward_accepts(model, "encoder_outputs")  # else the model's own preparation does
+    kind = DraftForwardInputs if direct else ForwardInputs
+    return DynamicCacheRunner(kind(model), carried, length, hands_on=False)

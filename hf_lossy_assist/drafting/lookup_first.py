@@ -157,7 +157,7 @@ class LookupFirstDrafter(Drafter):
         self._calls = draft.cost.calls
         if not any(row.looks_up for row in rows):
             return draft
-        self.drafter.begin(ids)  # its own tokens in rows that look up must not pass for the text's
+        self.drafter.forget(ids)  # its own tokens in rows that look up must not pass for the text's
         own = (len(draft),) * len(rows) if draft.lengths is None else draft.lengths
         parts = [
             Draft(to_device([row.looks_up], ids.device)) if row.looks_up else _part(draft, i, own[i])
@@ -169,8 +169,8 @@ class LookupFirstDrafter(Drafter):
     def observe(self, commit: Commit) -> None:
         rows = [self._rows[row] for row in commit.rows]
         kept = [accepted for row, accepted in zip(rows, commit.accepted, strict=True) if not row.looks_up]
-        for row, tokens, accepted in zip(rows, commit.tokens, commit.accepted, strict=True):
-            row.repeats.follow(tokens)
+        for row, tokens, count, accepted in zip(rows, commit.tokens, commit.counts, commit.accepted, strict=True):
+            row.repeats.follow(tokens[:count])
             if not row.looks_up and self._calls:
                 row.rounds, row.kept, row.calls = row.rounds + 1, row.kept + accepted, row.calls + self._calls
         # What was looked up says nothing about the drafter.

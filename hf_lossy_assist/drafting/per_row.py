@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -17,7 +16,6 @@ from ..core.messages import Commit, Draft, DraftCost
 from ..core.texts import Texts
 from ..errors import LossyValueError
 from . import Drafter
-from .model import ModelDrafter
 
 _NEEDED = {"draft_probs": "distribution", "draft_hidden": "hidden states"}
 
@@ -54,41 +52,23 @@ class GeneratorDrafter(Drafter):
         """Return the generator's proposal after ``ids`` ``(1, L)``, of up to ``room`` tokens."""
         if room <= 0:
             return Draft.empty(ids)
-        draft = self._allowed(self._draft(ids, room, context))
-        for need, value in (("draft_probs", draft.logits), ("draft_hidden", draft.hidden)):
-            if len(draft) and need in self.acceptor.needs and value is None:
-                raise missing(need, self.acceptor, type(self.generator).__name__)
-        return draft
-
-    def _allowed(self, draft: Draft) -> Draft:
-        if (
-            not len(self._never)
-            or not (found := torch.isin(draft.tokens[0], self._never.to(draft.tokens.device))).any()
-        ):
-            return draft
-        end = int(found.int().argmax())
-        values = {name: getattr(draft, name) for name in ("tokens", "logits", "hidden")}
-        return replace(draft, **{name: None if x is None else x[:, :end] for name, x in values.items()})
-
-    def _draft(self, ids: Tensor, room: int, context: Mapping[str, Any]) -> Draft:
-        candidate, logits = self.generator.get_candidates(ids, **context)
+        generator = self.generator
+        candidate, logits = generator.get_candidates(ids, **context)
         tokens = candidate[:, ids.shape[1] :][:, :room].to(ids.device)
-        if logits is None or isinstance(self.generator, DRAFTERS_WITHOUT_LOGITS):
-            logits = None
-        else:
-            logits = logits[:, : tokens.shape[1]].to(device=tokens.device, dtype=torch.float32)
-        overrides = self.generator.model_kwargs_overrides if self.drafts_every_round else {}
+        if len(self._never) and (found := torch.isin(tokens[0], self._never.to(ids.device))).any():
+            tokens = tokens[:, : int(found.int().argmax())]
+        if logits is not None:
+            says_nothing = isinstance(generator, DRAFTERS_WITHOUT_LOGITS)
+            logits = None if says_nothing else logits[:, : tokens.shape[1]].to(ids.device, torch.float32)
+        if tokens.shape[1] and logits is None and "draft_probs" in self.acceptor.needs:
+            raise missing("draft_probs", self.acceptor, type(generator).__name__)
+        overrides = generator.model_kwargs_overrides if self.drafts_every_round else {}
         return Draft(tokens, logits, target_inputs={**overrides, **self._wanted})
 
     def observe(self, commit: Commit) -> None:
-        self.learn(commit, 0)
-
-    def learn(self, commit: Commit, i: int) -> None:
-        """Learn from the round's decision about the i-th row."""
-        self._accepted = commit.accepted[i]
-        self._outputs = commit.outputs
-        scores = commit.verification.logits[i : i + 1]
-        self.generator.update_candidate_strategy(commit.text(i).clone(), scores, commit.accepted[i])
+        self._accepted, self._outputs = commit.accepted[0], commit.outputs
+        text = commit.ids[:, : commit.width].clone()
+        self.generator.update_candidate_strategy(text, commit.logits, commit.accepted[0])
 
     def _context(self) -> dict[str, Any]:
         if not self.drafts_every_round:
@@ -111,29 +91,11 @@ def missing(need: str, acceptor: Acceptor, drafter: str, remedy: str = "pass an 
     )
 
 
-class ModelRowDrafter(GeneratorDrafter):
-    """Drafts for one sequence with a :class:`ModelDrafter`, which also gives states and costs."""
-
-    generator: ModelDrafter
-
-    def begin(self, ids: Tensor) -> None:
-        self.generator.begin(ids)
-
-    def _draft(self, ids: Tensor, room: int, context: Mapping[str, Any]) -> Draft:
-        return self.generator.propose(ids, None, [min(room + 1, self.generator.max_length - ids.shape[1])])
-
-
-def drafter_of(generator: CandidateGenerator, *args: Any, **kwargs: Any) -> GeneratorDrafter:
-    """Return the drafter for one sequence with ``generator``; all else is as for :class:`GeneratorDrafter`."""
-    kind = ModelRowDrafter if isinstance(generator, ModelDrafter) else GeneratorDrafter
-    return kind(generator, *args, **kwargs)
-
-
 class PerRowDrafter(Drafter):
-    """Gives every row a drafter of its own, made from the row's number, which sees only that row's text."""
+    """Gives every row a drafter of its own, which sees only that row's text."""
 
-    def __init__(self, make: Callable[[int], GeneratorDrafter], batch: int) -> None:
-        self.drafters = [make(row) for row in range(batch)]
+    def __init__(self, drafters: Sequence[Drafter]) -> None:
+        self.drafters = drafters
 
     def propose(self, ids: Tensor, layout: Texts, remaining: Sequence[int]) -> Draft:
         texts = [ids[i : i + 1, padding:] for i, padding in enumerate(layout.left_padding)]
@@ -143,7 +105,7 @@ class PerRowDrafter(Drafter):
 
     def observe(self, commit: Commit) -> None:
         for i, row in enumerate(commit.rows):
-            self.drafters[row].learn(commit, i)
+            self.drafters[row].observe(commit.of_row(i))
 
 
 def stacked(drafts: Sequence[Draft], pad: int) -> Draft:

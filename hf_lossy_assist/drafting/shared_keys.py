@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -22,14 +21,13 @@ from ..compat.drafters import (
     within_windows,
 )
 from ..compat.models import device_of
-from ..core.messages import Commit, Draft
-from ..core.texts import GrowingTensor, RowShift, Texts, ones
+from ..core.messages import Commit
+from ..core.texts import GrowingTensor, RowShift, ones
 from ..core.transfers import to_device
 from ..errors import LossyUnsupportedError
 from ..models.cache_rows import places, slots_of
 from ..models.runner import ModelRunner, Nodes
-from .draft_ends import DraftLength
-from .model import ModelDrafter
+from .chain import Source
 from .vocabulary import check_vocabularies, vocabulary_of
 
 
@@ -42,35 +40,25 @@ def check_shared_keys(target: PreTrainedModel, assistant: PreTrainedModel) -> No
     check_vocabularies(target, assistant)
 
 
-class SharedKeysDrafter(ModelDrafter):
-    """Drafts from the target's last state, its keys and its values: one forward over one token for each drafted token.
+class SharedKeysSource(Source):
+    """Reads the target's last state, its keys and its values: one forward over one token for each drafted token.
 
-    The first round has no draft, because the target has read nothing yet.
+    It has no room in the first round, because the target has read nothing yet.
     """
 
-    runner: SharedKeysForwards
+    target_inputs = SHARED_KEYS_WANTED
+    runner: SharedKeysRunner
 
-    def __init__(
-        self,
-        assistant: PreTrainedModel,
-        target: PreTrainedModel,
-        draft_length: int | DraftLength,
-        *,
-        attention_mask: Tensor | None = None,
-        **settings: Any,
-    ) -> None:
+    def __init__(self, assistant: PreTrainedModel, target: PreTrainedModel, mask: Tensor | None) -> None:
+        super().__init__(SharedKeysRunner(assistant, target, mask), vocabulary_of(target, assistant))
         self._decoder, self._read = target.get_decoder(), None
-        settings["vocabulary"] = vocabulary_of(target, assistant)
-        settings["runner"] = lambda: SharedKeysForwards(assistant, target, attention_mask)
-        super().__init__(assistant, draft_length, **settings)
 
-    def propose(self, ids: Tensor, layout: Texts, remaining: Sequence[int]) -> Draft:
-        draft = super().propose(ids, layout, remaining) if self.runner.seen else Draft.empty(ids)
-        return replace(draft, target_inputs=SHARED_KEYS_WANTED)
+    def room(self, ids: Tensor) -> int:
+        return super().room(ids) if self.runner.seen else 0
 
-    def observe(self, commit: Commit) -> None:
+    def learn(self, commit: Commit) -> None:
         self.runner.read_target(commit, self._read)
-        super().observe(commit)
+        super().learn(commit)
 
     @contextmanager
     def in_use(self) -> Iterator[None]:
@@ -89,7 +77,7 @@ class SharedKeysDrafter(ModelDrafter):
             self._read = None
 
 
-class SharedKeysForwards(ModelRunner):
+class SharedKeysRunner(ModelRunner):
     """Runs an assistant over one token after another, each with the state that the last one left.
 
     All forwards of a round have the position of the text's newest token, as in transformers' own drafter. ``mask``

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, fields
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..core.messages import Draft, DraftCost
+from ..core.messages import Commit, Draft, DraftCost
 from ..core.texts import Texts
 from ..core.trees import Tree
 from ..models.processing import alike, process
 from ..models.runner import Nodes
 from ..values import SETTINGS, bounded
-from .eagle3_drafter import Eagle3Drafter
-from .model import ModelDrafter
+from . import Drafter
+from .chain import Sampler, Source
 from .vocabulary import NEVER
 
 LEAST, MOST = 0.01, 128
@@ -46,72 +46,59 @@ class TreeConfig:
         return self.top_k + (self.depth - 1) * self.top_k**2
 
 
-class TreeDrafter(ModelDrafter):
-    """Proposes trees with the draft model's own forward and cache, as EAGLE-2 does (arXiv 2406.16858, section 4).
+class TreeDrafter(Drafter):
+    """Drafts trees from the laws of a source, as EAGLE-2 does (arXiv 2406.16858, section 4).
 
     At every depth, one forward extends the ``top_k`` likeliest paths by their ``top_k`` likeliest tokens each; the
-    likeliest of all nodes stay. The cache then forgets the nodes: the next round's first forward reads the kept ones
+    likeliest of all nodes stay. The source then forgets the nodes: the next round's first forward reads the kept ones
     again, with the target's own token.
     """
 
-    def __init__(self, model: Any, *args: Any, shape: TreeConfig, **settings: Any) -> None:
-        self.shape = shape
-        super().__init__(model, *args, **settings)
-        self._alike = alike(self.processors)
+    def __init__(self, source: Source, shape: TreeConfig, sampler: Sampler) -> None:
+        self.source, self.shape, self.sampler = source, shape, sampler
+        self._alike = alike(sampler.processors)
 
     def propose(self, ids: Tensor, layout: Texts | None, remaining: Sequence[int]) -> Draft:
-        before = self.calls, self.tokens
-        depth = min(self.shape.depth, max(remaining) - 1, self.room(ids))
+        source = self.source
+        before = source.calls, source.tokens
+        depth = min(self.shape.depth, max(remaining) - 1, source.room(ids))
         if depth <= 0:
-            self._drafted = 0
             return Draft.empty(ids)
-        self.begin(ids)
-        growing, states = self._begin(ids, self.read(self.unread)), [self._state()]
-        length = self.runner.seen
+        growing = _GrowingTree(self._children(self._processed(ids, source.logits(source.begin(ids)), None)))
+        length, states = source.runner.seen, [source.hidden]
         for _ in range(1, depth):
             growing.choose(self.shape.top_k)
-            growing.add(self._children(growing, self._processed(ids, self.read_nodes(ids, growing), growing)))
-            states.append(self._state())
-        self.runner.rewind(length)
+            logits = source.logits(growing.tokens, growing.tokens.shape[1], growing.nodes)
+            growing.add(self._children(self._processed(ids, logits, growing)))
+            states.append(source.hidden)
+        source.rewind(length)
         deep_enough = tuple(min(depth, max(room - 1, 0)) for room in remaining)
         tokens, tree = growing.finish(self.shape.nodes, None if set(deep_enough) == {depth} else deep_enough)
-        self._drafted = len(tree)
         hidden = None
-        if self._hook is not None:
-            hidden = torch.cat(states, dim=1)[tree.rows.to(self.device), growing.predicted_by.to(self.device)]
-        cost = DraftCost(self.calls - before[0], self.tokens - before[1])
+        if states[0] is not None:
+            hidden = torch.cat(states, dim=1)[tree.rows.to(source.device), growing.predicted_by.to(source.device)]
+        cost = DraftCost(source.calls - before[0], source.tokens - before[1])
         return Draft(tokens, None, hidden, tree=tree, cost=cost)
 
-    def read_nodes(self, ids: Tensor, growing: _GrowingTree) -> Tensor:
-        """Run the model over the nodes chosen last after ``ids`` ``(B, L)``; return their logits ``(B, k, V)``."""
-        tokens = growing.tokens if self.vocabulary is None else self.vocabulary.context(growing.tokens)
-        tokens = tokens.to(self.device)
-        if self._hook is not None:
-            self._hook.over(tokens.shape[1] - 1)
-        logits = self.runner.forward(tokens, tokens.shape[1], growing.nodes).logits
-        self.calls += 1
-        self.tokens += self.runner.sent
-        logits = logits[:, -tokens.shape[1] :].to(device=ids.device, dtype=torch.float32)
-        return logits if self.vocabulary is None else self.vocabulary.logits(logits)
+    def observe(self, commit: Commit) -> None:
+        self.source.learn(commit)
 
-    def _state(self) -> Tensor | None:
-        return None if self._hook is None else self._hook.hidden
-
-    def _begin(self, ids: Tensor, logits: Tensor) -> _GrowingTree:
-        return _GrowingTree(self._children(None, self._processed(ids, logits, None)))
+    def in_use(self) -> AbstractContextManager[None]:
+        return self.source.in_use()
 
     def _processed(self, ids: Tensor, logits: Tensor, growing: _GrowingTree | None) -> Tensor:
         """Return the processed logits of q ``(B, k, V)`` after nodes."""
-        if growing is None or not self._reads_text:
-            return process(self.processors, ids, logits)
+        processors = self.sampler.processors
+        if growing is None or not self.sampler.reads_text:
+            return process(processors, ids, logits)
         paths = growing.paths()
         if self._alike:
             texts = torch.cat([ids[:, None].expand(-1, paths.shape[1], -1), paths], dim=-1)
-            return self.processors(texts.flatten(0, 1), logits.flatten(0, 1)).view_as(logits)
+            return processors(texts.flatten(0, 1), logits.flatten(0, 1)).view_as(logits)
         shown = (torch.cat([ids, paths[:, i]], dim=1) for i in range(paths.shape[1]))
-        return torch.stack([self.processors(text, logits[:, i]) for i, text in enumerate(shown)], dim=1)
+        return torch.stack([processors(text, logits[:, i]) for i, text in enumerate(shown)], dim=1)
 
-    def _children(self, growing: _GrowingTree | None, logits: Tensor) -> tuple[Tensor, Tensor]:
+    def _children(self, logits: Tensor) -> tuple[Tensor, Tensor]:
         """Return the likeliest tokens ``(B, k, top_k)`` after nodes, and their log q."""
         # Forbidden tokens get a finite log q, so that every tree has as many nodes.
         log_q, tokens = (
@@ -121,16 +108,6 @@ class TreeDrafter(ModelDrafter):
             .topk(min(self.shape.top_k, logits.shape[-1]), dim=-1)
         )
         return tokens, log_q
-
-
-class Eagle3TreeDrafter(Eagle3Drafter, TreeDrafter):
-    """Drafts trees with a head on the target's states; nodes take their parent's output in place of these."""
-
-    def read_nodes(self, ids: Tensor, growing: _GrowingTree) -> Tensor:
-        logits = self.runner.forward(growing.tokens, growing.tokens.shape[1], growing.nodes).logits
-        self.calls += 1
-        self.tokens += self.runner.sent
-        return self.vocabulary.logits(logits.to(device=ids.device, dtype=torch.float32))
 
 
 class _GrowingTree:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property
@@ -25,7 +25,7 @@ from ..models.processing import settings_of
 from ..models.recurrent import RecurrentRunner, padding_before
 from ..models.runner import DynamicCacheRunner, ModelRunner
 from ..models.static.cache_slot import StaticCacheSlot, rewinds, take_slot
-from ..models.static.fixed_runner import FixedRunner, Shapes, TokenChoice
+from ..models.static.fixed import Shapes, TokenChoice
 from ..models.static.forwards import Compiling, decoder_layers, forget
 from ..models.static.graphs import RECORDERS, CompiledRecording, Recording
 from ..models.static.layerwise import compiling
@@ -91,8 +91,8 @@ def choose_path(
     return Path.GRAPHS if wanted is None and pays and not disabled and device in recording else Path.DYNAMIC
 
 
-Runners = tuple[ModelRunner, Callable[[], ModelRunner] | None]
-"""The target's runner, and what makes the draft model's; None where the drafter makes its own."""
+Runners = tuple[ModelRunner, ModelRunner | None]
+"""The target's runner, and the draft model's; None where its source makes its own."""
 
 
 def choose_runners(
@@ -189,7 +189,7 @@ class _RunnerChoice:
         target = self._target(given)
         if path is not Path.STATIC and self._failed(target, path, self._of_target, asked) and not given:
             return None
-        return target, self._draft(path, asked) if target.fixed else None
+        return target, self._draft(path, asked) if target.fixed.prepared else None
 
     def _target(self, given: bool) -> StaticCacheRunner:
         """Return the target's runner, on the caller's static cache or on one of the pool's."""
@@ -199,12 +199,12 @@ class _RunnerChoice:
         slot = StaticCacheSlot(cache, int(cache.get_seq_length())) if own else take_slot(model, needed, call.batch)
         runner = StaticCacheRunner(model, slot, call.inputs, self._seen, self._last_position, kind.reads)
         returned = call.batch == 1 and bool(call.config.return_dict_in_generate)
-        runner.keeps_cache = own or (returned and given)
-        runner.copies_cache = returned and not runner.keeps_cache
+        runner.fixed.keeps_cache = own or (returned and given)
+        runner.copies_cache = returned and not runner.fixed.keeps_cache
         return runner
 
-    def _draft(self, path: Path, asked: bool) -> Callable[[], ModelRunner] | None:
-        """Return what makes the draft's runner; None where it drafts on a dynamic cache, or is no model."""
+    def _draft(self, path: Path, asked: bool) -> ModelRunner | None:
+        """Return the draft's runner; None where it drafts on a dynamic cache, or is no model."""
         if (draft := self.choice.kind.static(self.making)) is None:
             return None
         if draft.obstacle is not None:
@@ -213,7 +213,7 @@ class _RunnerChoice:
             return None
         shapes, call = self._of_draft(draft), self.making.call
         runner = draft.runner(take_slot(self.choice.kind.model, call.config.max_length + shapes.room, call.batch))
-        return None if self._failed(runner, path, shapes, asked) else lambda: runner
+        return None if self._failed(runner, path, shapes, asked) else runner
 
     @cached_property
     def _of_target(self) -> Shapes:
@@ -282,7 +282,7 @@ class _RunnerChoice:
             return f"the states between the layers of {type(model).__name__} can't be returned"
         return obstacle_to_static(model) or obstacle_to_inputs(call)
 
-    def _ways(self, runner: FixedRunner, path: Path) -> list[Compiling | Recording]:
+    def _ways(self, runner: ModelRunner, path: Path) -> list[Compiling | Recording]:
         """Return how forwards may be prepared, the best way first: what is compiled is recorded, too, if it can be."""
         given, recorder = self.making.call.config.compile_config, RECORDERS.get(runner.device.type)
         if path is not Path.COMPILED:
@@ -290,18 +290,22 @@ class _RunnerChoice:
         # Graphs refer to their cache, and so would keep a cache that is the caller's. Where a device waits for Python,
         # what no graph records is compiled whole: Python runs between layers.
         records_itself = given is not None and given.backend == "cudagraphs"
-        if runner.keeps_cache or records_itself or obstacle_to_recording(runner.model, self.making.call) is not None:
+        if (
+            runner.fixed.keeps_cache
+            or records_itself
+            or obstacle_to_recording(runner.model, self.making.call) is not None
+        ):
             return [(compiling if recorder is None else Compiling)(given)]
         return [CompiledRecording(recorder, given), Compiling(given)]
 
-    def _failed(self, runner: FixedRunner, path: Path, shapes: Shapes, asked: bool) -> bool:
+    def _failed(self, runner: ModelRunner, path: Path, shapes: Shapes, asked: bool) -> bool:
         """Compile or record a model's forwards; tell whether that is impossible, which is warned of."""
         name = type(runner.model).__name__
         filled = f"`{CACHE}` holds tokens already, which compiling would overwrite"
         obstacle = (
             obstacle_to_compiling(runner.model)
             or (obstacle_to_recording(runner.model, self.making.call) if path is not Path.COMPILED else None)
-            or (filled if runner.slot.filled else None)
+            or (filled if runner.fixed.slot.filled else None)
         )
         if obstacle is not None:
             if asked:
@@ -309,10 +313,10 @@ class _RunnerChoice:
             return True
         for how in self._ways(runner, path):
             try:
-                runner.prepare(how, shapes)
+                runner.fixed.prepare(runner, how, shapes)
                 return False
             except Exception as error:  # whatever a compiler, a backend or a model's code may raise
-                runner.forget()
+                runner.fixed.forget(runner)
                 forget(runner.model)
                 if how.records and not isinstance(error, torch.OutOfMemoryError):  # which may pass
                     UNRECORDABLE.add(runner.model)

@@ -19,13 +19,15 @@ from ..compat.inputs import ending_tokens
 from ..compat.models import compiles_by_itself, device_of, shared_seed, unwrap
 from ..core.distributions import Randomness
 from ..core.limits import BoundLimits
-from ..core.messages import Draft, RowDecision
+from ..core.messages import Commit, Draft, RowDecision
 from ..core.recorders import StatsRecorder
 from ..core.statistics import LossyStats
 from ..decoding.inspector import with_scores
+from ..drafting import Drafter
+from ..drafting.chain import ChainDrafter, Sampler
 from ..drafting.draft_ends import DEFAULT_NUM_TOKENS, LONGEST, check_num_tokens, fresh
-from ..drafting.model import ModelDrafter, check_draft_model, mask_of
-from ..drafting.per_row import GeneratorDrafter, drafter_of
+from ..drafting.model import ModelSource, check_draft_model, draft_runner, mask_of
+from ..drafting.per_row import GeneratorDrafter
 from ..errors import LossyUnsupportedError, LossyValueError, warn_once
 from ..generation.checks import check_grammar, check_mode, check_processors
 from ..generation.config import LossyConfig
@@ -180,28 +182,27 @@ class LossyVerification(LogitsProcessor):
         structured = check_grammar(self.config, others, generation_config.do_sample)
         check_mode(self.config, generation_config.do_sample, longest)
         randomness = Randomness(shared_seed(self.target, self.config.seed))
+        acceptor, generator, most = self.config.rule, None, generation_config.max_length
         if self.assistant_model is None:
-            drafter = build(**{**given, "logits_processor": others})
+            generator = build(**{**given, "logits_processor": others})
+            drafter = GeneratorDrafter(generator, acceptor, model_kwargs)
         else:
-            drafter = ModelDrafter(
-                self.assistant_model,
+            runner = draft_runner(self.assistant_model, mask_of(input_ids, model_kwargs), most)
+            drafter = ChainDrafter(
+                ModelSource(runner, keep_hidden="draft_hidden" in acceptor.needs),
                 self.num_assistant_tokens,
-                processors=others,
-                do_sample=generation_config.do_sample,
-                max_length=generation_config.max_length,
-                attention_mask=mask_of(input_ids, model_kwargs),
-                randomness=randomness,
-                keep_hidden="draft_hidden" in self.config.rule.needs,
+                Sampler(others, generation_config.do_sample, randomness),
                 stop=fresh(self.stop),
             )
-        acceptor = self.config.rule
-        known = self.assistant_model is not None or isinstance(drafter, DRAFTERS_WITHOUT_LOGITS)
+        known = self.assistant_model is not None or isinstance(generator, DRAFTERS_WITHOUT_LOGITS)
         if "draft_or_point_mass" in acceptor.needs and not known:
             raise LossyValueError(_UNKNOWN_DISTRIBUTION.format(acceptor.name))
         reader = TargetReader(self.target, others, acceptor, generation_config.do_sample, randomness)
         stats = StatsRecorder(acceptor.is_lossless(generation_config.do_sample))
         self._rounds = _TransformersRounds(
-            drafter_of(drafter, acceptor, model_kwargs),
+            drafter,
+            generator,
+            most,
             reader,
             stats,
             self.config.limits.bind(self.tokenizer, structured),
@@ -233,7 +234,9 @@ class _TransformersRounds(CandidateGenerator):
     reports the committed tokens; each of these is one step here.
     """
 
-    drafter: GeneratorDrafter
+    drafter: Drafter
+    generator: CandidateGenerator | None  # that drafts, if one does
+    longest: int  # that the text may get
     reader: TargetReader
     stats: StatsRecorder
     limits: BoundLimits | None
@@ -250,17 +253,20 @@ class _TransformersRounds(CandidateGenerator):
     charged: float = 0.0  # what they cost a rule with a budget
 
     def __post_init__(self) -> None:
-        self.requires_model_outputs = self.drafter.generator.requires_model_outputs
+        self.requires_model_outputs = self.generator is not None and self.generator.requires_model_outputs
 
     @property
     def model_kwargs_overrides(self) -> dict[str, Any]:
-        return self.drafter.generator.model_kwargs_overrides
+        return {} if self.generator is None else self.generator.model_kwargs_overrides
 
     def get_candidates(self, input_ids: Tensor, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
         self.draft = self.logits = self.decision = None
         ids = input_ids.to(device_of(self.reader.model))
         self.stats.start()
-        self.draft = self.drafter.ask(ids, 2**31, **kwargs)
+        if self.generator is None:
+            self.draft = self.drafter.propose(ids, None, [self.longest - ids.shape[1]])
+        else:
+            self.draft = self.drafter.ask(ids, 2**31, **kwargs)
         self.stats.draft_work(self.draft.cost, [0])
         self.stats.lap("drafting")
         # A copy of our own: see `rewrite`.
@@ -328,7 +334,8 @@ class _TransformersRounds(CandidateGenerator):
         committed = input_ids.shape[1] - self.committed
         self.lossy += self.stats.rows[0].add(self.decision, committed)
         self.charged += self.decision.charge
-        self.drafter.generator.update_candidate_strategy(input_ids, scores, num_matches)
+        own = {"rows": (0,), "padding": (0,), "counts": (committed,), "accepted": (num_matches,)}
+        self.drafter.observe(Commit(ids=input_ids, start=self.committed, drafted=len(self.draft), logits=scores, **own))
         self.stats.stop()
         self.draft = None
 

@@ -25,6 +25,8 @@ class _SavedStates(DynamicCacheRunner):
     The first ``padding`` columns are skipped, because models differ in how padding changes their state.
     """
 
+    needs_parts = True
+
     def __init__(
         self, inputs: ForwardInputs, carried: dict[str, Any], length: int, seen: int = 0, padding: int = 0, **more: Any
     ) -> None:

@@ -53,6 +53,8 @@ class ModelRunner(ABC):
         How many tokens of the text the cache holds.
     sent
         How many tokens the last :meth:`forward` was over, all rows together.
+    needs_parts
+        Whether some tokens take forwards of their own.
     hands_on
         Whether outputs give inputs of later forwards.
     returns_states
@@ -66,6 +68,7 @@ class ModelRunner(ABC):
     model: PreTrainedModel
     seen: int
     sent: int
+    needs_parts = False
     hands_on = False
     returns_states = False
     chunk: int | None = None
@@ -85,7 +88,8 @@ class ModelRunner(ABC):
         tokens may be a ``tree``. What a prompt has more than a chunk is read in forwards before.
         """
         sent = 0
-        for end in self._stops(skip, tokens.shape[1], keep):
+        in_parts = self.chunk is not None or self.needs_parts
+        for end in self._stops(skip, tokens.shape[1], keep) if in_parts else ():
             self._run(tokens[:, :end], 1, None, skip, {})
             skip, sent = end, sent + self.sent
         with self.hook:
@@ -101,9 +105,10 @@ class ModelRunner(ABC):
         if commit.shift is not None:
             self._move(commit.shift, commit.ids)
             return
-        self.rewind(commit.width - 1)
+        width = commit.width
+        self.rewind(width - 1)
         if self.hands_on and self.seen:
-            self._extend(commit.width)
+            self._extend(width)
 
     @abstractmethod
     def rewind(self, length: int) -> None:
@@ -138,6 +143,7 @@ class ModelRunner(ABC):
 
     def _extend(self, length: int) -> None:
         """Let what is handed on cover the first ``length`` tokens."""
+        return
 
     @abstractmethod
     def _move(self, shift: RowShift, ids: Tensor) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -50,12 +49,10 @@ class Target:
         """The inputs that forwards hand on: the cache and, with an encoder, the encoder's outputs."""
         return self.runner.carried
 
-    def remaining(self, length: int, remaining: Sequence[int]) -> list[int]:
-        """Return how many of the ``remaining`` tokens per row this round may add to texts of ``length``."""
-        most = self.runner.forgettable(length) + 1  # the cache lacks the newest token
-        if self.switch is not None:
-            most = min(most, self.switch.room(length) + 1)
-        return [min(own, most) for own in remaining]
+    def room(self, length: int) -> int:
+        """Return how many tokens a draft after texts of ``length`` may have."""
+        most = self.runner.forgettable(length)
+        return most if self.switch is None else min(most, self.switch.room(length))
 
     def verify(self, candidate: Tensor, draft: Draft) -> tuple[Verification, TargetOutput]:
         """Run one forward over the part of ``candidate`` ``(B, W + n)`` that the model has not seen."""
@@ -72,7 +69,7 @@ class Target:
 
     def follow(self, commit: Commit) -> None:
         """Keep the committed tokens of a round where the rows now stand, and forget the rest of the draft."""
-        if commit.verification is not None:
+        if commit.logits is not None:
             self.runner.follow(commit)
             if commit.shift is not None:
                 self.reader.hook.move(commit.shift.index)

@@ -19,6 +19,7 @@ from hf_lossy_assist.compat.caches import CACHE
 from tests.acceptors.fixtures import P, Q, chi_square_p
 from tests.acceptors.table import ROWS, row_id
 from tests.architectures import family
+from tests.chains import Generating
 from tests.parity import assert_same_rows
 from tests.tiny_models import (
     ARCHITECTURES,
@@ -244,12 +245,10 @@ CASES = {
 
 @pytest.mark.parametrize("case", CASES)
 def test_refused(case: str):
-    from hf_lossy_assist.drafting.model import ModelDrafter
-
     change, needles = CASES[case]
     target = tiny()
     if "candidate_generator" in change:
-        change = change | {"candidate_generator": ModelDrafter(noisy_copy(target), 3)}
+        change = change | {"candidate_generator": Generating(noisy_copy(target), 3)}
     with pytest.raises(LossyError) as error:
         target.generate(**(GREEDY | padded() | {"assistant_model": noisy_copy(target), "lossy_mode": "topk"} | change))
     assert all(needle in str(error.value) for needle in needles)

@@ -158,7 +158,9 @@ def test_a_judge_that_reads_both_models_states_judges_nodes(inputs: dict, monkey
             for node in range(len(draft)):
                 path = draft.tokens[0, path_to(draft.tree, 0, node)][:-1]
                 text = torch.cat([ids[0, inputs["input_ids"].shape[1] - LENGTHS[0] if len(ids) > 1 else 0 :], path])
-                state = self.model(text[None], output_hidden_states=True, use_cache=False).hidden_states[-1][0, -1]
+                state = self.source.model(text[None], output_hidden_states=True, use_cache=False).hidden_states[-1][
+                    0, -1
+                ]
                 torch.testing.assert_close(draft.hidden[0, node], state, atol=1e-4, rtol=1e-4)
                 drafted.append(node)
         return draft

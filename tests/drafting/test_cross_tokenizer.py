@@ -68,7 +68,7 @@ def test_translation():
 
 def test_the_same_tokenizer_twice_takes_the_direct_path(monkeypatch):
     monkeypatch.setattr(
-        "hf_lossy_assist.generation.kinds.other_tokenizer.CrossTokenizerDrafter",
+        "hf_lossy_assist.generation.kinds.other_tokenizer.TranslatedSource",
         lambda *_, **__: pytest.fail("translated"),
     )
     target, _ = pair()

@@ -27,11 +27,11 @@ needs_oracle = pytest.mark.skipif(
 def logits(head: DFlash, text: torch.Tensor | None = None) -> torch.Tensor:
     """Return the head's own logits of a block after a text, by the code that ships."""
     from hf_lossy_assist.core.messages import Commit
-    from hf_lossy_assist.drafting.dflash_drafter import DFlashForwards
-    from hf_lossy_assist.drafting.state_drafter import LayerStates
+    from hf_lossy_assist.drafting.dflash_runner import DFlashRunner
+    from hf_lossy_assist.drafting.state_source import LayerStates
 
     target, text = tiny("llama"), prompt(9) if text is None else text
-    runner, states = DFlashForwards(head, target, None), LayerStates(target, head.config.layers_of(target))
+    runner, states = DFlashRunner(head, target, None), LayerStates(target, head.config.layers_of(target))
     with torch.no_grad(), states.watched():
         target(text[:, :-1])
         commit = Commit(text, text.shape[1] - 1, 0, (0,), (1,), (0,), (0,), None)
@@ -113,13 +113,13 @@ def test_drafts_are_those_of_transformers_own_generator(tmp_path, monkeypatch):
     """Up to the sliding window: transformers' is one token wider than the package dflash's in a block's first round."""
     from transformers.generation.candidate_generator import DFlashTokenCandidateGenerator
 
-    from hf_lossy_assist.drafting.dflash_drafter import DFlashDrafter
+    from hf_lossy_assist.drafting.chain import BlockDrafter
 
     torch.manual_seed(0)
     target = LlamaForCausalLM(LlamaConfig(**tiny("llama").config.to_dict() | {"num_hidden_layers": 3})).eval()
     model = muse(tmp_path)
     stock, ours = {}, {}
-    get, propose = DFlashTokenCandidateGenerator.get_candidates, DFlashDrafter.propose
+    get, propose = DFlashTokenCandidateGenerator.get_candidates, BlockDrafter.propose
 
     def watch_stock(self, input_ids, *args, **kwargs):
         found = get(self, input_ids, *args, **kwargs)
@@ -134,7 +134,7 @@ def test_drafts_are_those_of_transformers_own_generator(tmp_path, monkeypatch):
         return draft
 
     monkeypatch.setattr(DFlashTokenCandidateGenerator, "get_candidates", watch_stock)
-    monkeypatch.setattr(DFlashDrafter, "propose", watch_ours)
+    monkeypatch.setattr(BlockDrafter, "propose", watch_ours)
     call = {"inputs": prompt(), "do_sample": False, "max_new_tokens": 24, "eos_token_id": None}
     texts = [
         target.generate(**call, assistant_model=model, speculation_type="dflash"),

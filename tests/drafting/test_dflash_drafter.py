@@ -8,7 +8,7 @@ from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
 
 from hf_lossy_assist import LossyUnsupportedError, LossyValueError
 from hf_lossy_assist.compat.caches import CACHE
-from hf_lossy_assist.drafting.dflash_drafter import DFlashDrafter
+from hf_lossy_assist.drafting.chain import BlockDrafter
 from tests.acceptors.fixtures import chi_square_p, count_texts, law_of_texts, pooled
 from tests.dflash_heads import BLOCK, SLIDING, random_dflash, trained_dflash, trained_pair
 from tests.drafting.uncached import dflash_logits
@@ -66,7 +66,7 @@ def test_every_draft_is_what_the_published_code_says_about_the_text_alone(archit
     target, head = trained_pair(architecture)
     if HEADS[kind]:
         head = random_dflash(**HEADS[kind])
-    compared, propose = [], DFlashDrafter.propose
+    compared, propose = [], BlockDrafter.propose
 
     def compare(self, ids, layout, remaining):
         draft = propose(self, ids, layout, remaining)
@@ -80,7 +80,7 @@ def test_every_draft_is_what_the_published_code_says_about_the_text_alone(archit
                 compared.append((len(ids), padding))
         return draft
 
-    monkeypatch.setattr(DFlashDrafter, "propose", compare)
+    monkeypatch.setattr(BlockDrafter, "propose", compare)
     target.generate(
         **padded(LENGTHS[:rows]), assistant_model=head, num_assistant_tokens=4, do_sample=False, max_new_tokens=24,
         lossy_mode=["topk", "fsd"], eos_token_id=None if rows == 1 else 5,  # keeps some drafts, and wants to see q
@@ -113,13 +113,13 @@ def test_the_law_of_sampled_texts_is_the_target_s():
 def test_tokens_of_a_block_are_drawn_from_the_law_that_is_reported(settings, monkeypatch):
     """5,000 rows draw two tokens each: chi-square of the pairs at p > 1e-4. Under a penalty, q depends on the first."""
     target, head = tiny("llama"), random_dflash(output_multiplier=0.3)
-    drafts, propose = [], DFlashDrafter.propose
+    drafts, propose = [], BlockDrafter.propose
 
     def keep(self, ids, layout, remaining):
         drafts.append((ids, propose(self, ids, layout, remaining)))
         return drafts[-1][1]
 
-    monkeypatch.setattr(DFlashDrafter, "propose", keep)
+    monkeypatch.setattr(BlockDrafter, "propose", keep)
     target.generate(
         prompt(3).repeat(5_000, 1), assistant_model=head, lossy_mode="lossless", lossy_config={"seed": 1},
         do_sample=True, top_k=3, num_assistant_tokens=2, max_new_tokens=4, eos_token_id=None, **settings,
@@ -172,7 +172,7 @@ def test_confidence_ends_drafts():
 
 def test_rows_of_a_batch_end_their_drafts_by_themselves(monkeypatch):
     target, head = trained_pair()
-    seen, propose = [], DFlashDrafter.propose
+    seen, propose = [], BlockDrafter.propose
 
     def compare(self, ids, layout, remaining):
         draft = propose(self, ids, layout, remaining)
@@ -183,7 +183,7 @@ def test_rows_of_a_batch_end_their_drafts_by_themselves(monkeypatch):
             seen.append(length)
         return draft
 
-    monkeypatch.setattr(DFlashDrafter, "propose", compare)
+    monkeypatch.setattr(BlockDrafter, "propose", compare)
     target.generate(
         **padded(), assistant_model=head, lossy_mode=["lossless", "fsd"], do_sample=False, max_new_tokens=24,
         lossy_config={"fsd": {"threshold": 1e-9}}, assistant_confidence_threshold=0.3, num_assistant_tokens=BLOCK - 1,

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from hf_lossy_assist import LossyUnsupportedError, LossyValueError
-from hf_lossy_assist.drafting import model
+from hf_lossy_assist.drafting import chain as chains
 from hf_lossy_assist.drafting.draft_ends import (
     LONGEST,
     AcceptanceStop,
@@ -17,11 +17,11 @@ from hf_lossy_assist.drafting.draft_ends import (
     check_num_tokens,
     draft_length_of,
 )
-from hf_lossy_assist.drafting.model import ModelDrafter
 from hf_lossy_assist.generation import config as call_config
 from hf_lossy_assist.generation.config import LossyConfig
 from hf_lossy_assist.generation.lossy_call import LossyCall
 from tests.acceptors.fixtures import verifier_head
+from tests.chains import Generating, chain
 from tests.parity import assert_lossless
 from tests.tiny_models import noisy_copy, padded, prompt, tiny
 
@@ -65,12 +65,12 @@ def test_a_draft_ends_with_the_first_token_that_is_unsure(settings):
     lengths = set()
     for seed in range(12):
         ids = prompt(seed=seed)
-        drafted, logits = ModelDrafter(model, 8, stop=stop).get_candidates(ids)
-        n = drafted.shape[1] - ids.shape[1]
+        drafted = chain(model, 8, stop).propose(ids, None, [99])
+        logits, n = drafted.logits, len(drafted)
         naive = parse("lossless", {"stop_drafting": settings}).stop_drafting
         naive.begin()
         verdicts = [
-            naive.goes_on(logits[:, i : i + 1].softmax(-1), drafted[:, ids.shape[1] + i, None]).item() for i in range(n)
+            naive.goes_on(logits[:, i : i + 1].softmax(-1), drafted.tokens[:, i, None]).item() for i in range(n)
         ]
         assert all(verdicts[:-1])
         assert n == 8 or not verdicts[-1]
@@ -132,7 +132,7 @@ def test_by_default_the_draft_s_own_probabilities_end_drafts(by_default, monkeyp
     fixed = call(num_assistant_tokens=LONGEST)
     assert default[2] < fixed[2]
     assert fixed != default != call(num_assistant_tokens=5)
-    monkeypatch.setattr(model, "looks_late", lambda device: True)
+    monkeypatch.setattr(chains, "looks_late", lambda device: True)
     assert call() == default, "on a GPU, the token that was drafted before the look is thrown away"
 
 
@@ -158,7 +158,7 @@ def test_other_ways_of_drafting_have_no_default_stop(by_default):
         ("lossless", {}, {"num_assistant_tokens_schedule": "heuristic"}),
         ("lossless", {"tree": {"depth": 3}}, {}),
         ("sprinter", {}, {}),
-        ("lossless", {}, {"candidate_generator": ModelDrafter(draft, 3)}),
+        ("lossless", {}, {"candidate_generator": Generating(draft, 3)}),
         ("lossless", {}, {"num_assistant_tokens": 5}),
     ):
         head = verifier_head(target, draft) if mode == "sprinter" else None

@@ -8,8 +8,8 @@ from transformers import DynamicCache
 
 from hf_lossy_assist import LossyUnsupportedError
 from hf_lossy_assist.compat.caches import CACHE
-from hf_lossy_assist.drafting.eagle3_drafter import Eagle3Drafter
-from hf_lossy_assist.drafting.state_drafter import LayerStates
+from hf_lossy_assist.drafting.chain import ChainDrafter
+from hf_lossy_assist.drafting.state_source import LayerStates
 from tests.drafting.uncached import eagle3_logits
 from tests.eagle3_heads import random_head, trained_head, trained_pair
 from tests.encoder_decoders import made
@@ -63,7 +63,7 @@ def test_rows_of_a_batch_are_plain_texts_whatever_their_padding(architecture):
 @pytest.mark.parametrize("rows", [1, 4])
 def test_every_draft_is_what_the_head_says_about_the_text_alone(architecture, rows, monkeypatch):
     target, head = trained_pair(architecture)
-    compared, propose = [], Eagle3Drafter.propose
+    compared, propose = [], ChainDrafter.propose
 
     def compare(self, ids, layout, remaining):
         draft = propose(self, ids, layout, remaining)
@@ -80,7 +80,7 @@ def test_every_draft_is_what_the_head_says_about_the_text_alone(architecture, ro
             compared.append(len(ids))
         return draft
 
-    monkeypatch.setattr(Eagle3Drafter, "propose", compare)
+    monkeypatch.setattr(ChainDrafter, "propose", compare)
     plain = target.generate(prompts(rows), do_sample=False, max_new_tokens=48, eos_token_id=None)
     target.generate(
         prompts(rows), assistant_model=head, num_assistant_tokens=4, do_sample=False, max_new_tokens=48,

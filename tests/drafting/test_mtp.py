@@ -16,7 +16,7 @@ from transformers.generation.candidate_generator import MTPCandidateGenerator
 
 from hf_lossy_assist import LossyUnsupportedError, LossyValueError, last_stats
 from hf_lossy_assist.drafting import lookup_first, mtp
-from hf_lossy_assist.drafting.eagle3_drafter import Eagle3Drafter
+from hf_lossy_assist.drafting.chain import ChainDrafter
 from hf_lossy_assist.models import recurrent
 from tests.acceptors.fixtures import chi_square_p
 from tests.drafting.mtp_reference import Reference
@@ -50,7 +50,7 @@ def made(checkpoint):
 @pytest.fixture
 def drafts(monkeypatch):
     """Return what is drafted: the texts with their padding cut off, the tokens and the logits of q."""
-    seen, propose = [], Eagle3Drafter.propose
+    seen, propose = [], ChainDrafter.propose
 
     def noted(self, ids, layout, remaining):
         draft = propose(self, ids, layout, remaining)
@@ -62,7 +62,7 @@ def drafts(monkeypatch):
                 )
         return draft
 
-    monkeypatch.setattr(Eagle3Drafter, "propose", noted)
+    monkeypatch.setattr(ChainDrafter, "propose", noted)
     return seen
 
 

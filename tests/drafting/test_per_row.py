@@ -13,7 +13,7 @@ from transformers.modeling_layers import MtpModel
 
 from hf_lossy_assist import LossyError, LossyVerification
 from hf_lossy_assist.acceptors import Lossless
-from hf_lossy_assist.drafting.per_row import drafter_of
+from hf_lossy_assist.drafting.per_row import GeneratorDrafter
 from tests.acceptors.fixtures import P, Repeating, chi_square_p
 from tests.parity import assert_lossless
 from tests.tiny_models import VOCAB, constant, padded, prompt, tiny
@@ -181,8 +181,8 @@ class Telling(Repeating):
     hidden = torch.ones(1, 9, 16)
 
 
-class ReadsDraftStates(Lossless):
-    needs = frozenset({"draft_hidden"})
+class ReadsQ(Lossless):
+    needs = frozenset({"draft_probs"})
 
 
 def test_what_a_user_s_generator_happens_to_hold_is_not_believed():
@@ -193,6 +193,6 @@ def test_what_a_user_s_generator_happens_to_hold_is_not_believed():
     )  # fmt: skip
     assert out.lossy_stats.drafted > 0
     assert (out.lossy_stats.draft_calls, out.lossy_stats.draft_tokens) == (0, 0)
-    drafter = drafter_of(Telling(0), ReadsDraftStates(), {})
-    with pytest.raises(LossyError, match=r"needs the draft's hidden states, but .*Telling gives none"):
+    drafter = GeneratorDrafter(Telling(0), ReadsQ(), {})
+    with pytest.raises(LossyError, match=r"needs the draft's distribution, but .*Telling gives none"):
         drafter.ask(ids, 4)

@@ -13,7 +13,7 @@ from transformers.modeling_outputs import ModelOutput
 
 from hf_lossy_assist import LossyError
 from hf_lossy_assist.drafting import lookup_first
-from hf_lossy_assist.drafting.shared_keys import SharedKeysDrafter
+from hf_lossy_assist.drafting.chain import ChainDrafter
 from tests.acceptors.fixtures import chi_square_p
 from tests.parity import TIE, assert_lossless
 from tests.tiny_models import VOCAB, padded, prompt, tiny
@@ -36,7 +36,7 @@ def assistant():
 @pytest.fixture
 def drafts(monkeypatch) -> list[tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]]:
     """Note every row's text, what was drafted after it, and the logits of q."""
-    seen, propose = [], SharedKeysDrafter.propose
+    seen, propose = [], ChainDrafter.propose
 
     def proposing(self, ids, layout, remaining):
         draft = propose(self, ids, layout, remaining)
@@ -46,7 +46,7 @@ def drafts(monkeypatch) -> list[tuple[torch.Tensor, torch.Tensor, torch.Tensor |
             seen.append((text, draft.tokens[i, :n], None if draft.logits is None else draft.logits[i, :n]))
         return draft
 
-    monkeypatch.setattr(SharedKeysDrafter, "propose", proposing)
+    monkeypatch.setattr(ChainDrafter, "propose", proposing)
     return seen
 
 

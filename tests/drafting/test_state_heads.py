@@ -16,8 +16,7 @@ from hf_lossy_assist import quantize_draft
 from hf_lossy_assist.compat.caches import CACHE
 from hf_lossy_assist.compat.probe import obstacle_to_rollback
 from hf_lossy_assist.drafting import lookup_first
-from hf_lossy_assist.drafting.dflash_drafter import DFlashDrafter
-from hf_lossy_assist.drafting.eagle3_drafter import Eagle3Drafter
+from hf_lossy_assist.drafting.chain import BlockDrafter, ChainDrafter
 from hf_lossy_assist.drafting.lookup_first import _Row, price_of
 from hf_lossy_assist.drafting.mtp import mtp_of
 from hf_lossy_assist.models import recurrent
@@ -74,19 +73,18 @@ def compared(monkeypatch) -> Callable:
 
     def compare(expected: Callable[[Tensor, Tensor], Tensor]) -> list[int]:
         lengths = []
-        for kind in (DFlashDrafter, Eagle3Drafter):
 
-            def propose(self, ids, layout, remaining, propose=kind.propose):
-                draft = propose(self, ids, layout, remaining)
-                for i, padding in enumerate(ids.ne(0).int().argmax(-1).tolist()):
-                    if n := len(draft) if draft.lengths is None else draft.lengths[i]:
-                        said = expected(ids[i, padding:], draft.tokens[i, :n])[:n]
-                        torch.testing.assert_close(draft.logits[i, :n].softmax(-1), said.softmax(-1), atol=1e-4, rtol=0)
-                        assert draft.tokens[i, :n].tolist() == draft.logits[i, :n].argmax(-1).tolist()
-                        lengths.append(n)
-                return draft
+        def propose(self, ids, layout, remaining, propose=ChainDrafter.propose):
+            draft = propose(self, ids, layout, remaining)
+            for i, padding in enumerate(ids.ne(0).int().argmax(-1).tolist()):
+                if n := len(draft) if draft.lengths is None else draft.lengths[i]:
+                    said = expected(ids[i, padding:], draft.tokens[i, :n])[:n]
+                    torch.testing.assert_close(draft.logits[i, :n].softmax(-1), said.softmax(-1), atol=1e-4, rtol=0)
+                    assert draft.tokens[i, :n].tolist() == draft.logits[i, :n].argmax(-1).tolist()
+                    lengths.append(n)
+            return draft
 
-            monkeypatch.setattr(kind, "propose", propose)
+        monkeypatch.setattr(ChainDrafter, "propose", propose)
         return lengths
 
     return compare
@@ -218,14 +216,14 @@ def test_dflash_goes_on_from_a_cache_that_holds_the_beginning(name, compared):
 def test_a_schedule_stays_within_a_block(monkeypatch):
     """Else it would add on where no block has more tokens, and come back late."""
     target, head = dflash_heads.trained_pair()
-    sizes, propose = [], DFlashDrafter.propose
+    sizes, propose = [], BlockDrafter.propose
 
     def noted(self, *args):
         draft = propose(self, *args)
         sizes.append(self.draft_length.size)
         return draft
 
-    monkeypatch.setattr(DFlashDrafter, "propose", noted)
+    monkeypatch.setattr(BlockDrafter, "propose", noted)
     limits = {"tolerance": 1.0, "k": VOCAB}
     target.generate(
         prompt(), assistant_model=head, lossy_mode="topk", num_assistant_tokens_schedule="heuristic", max_new_tokens=60,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch.nn.functional import embedding
 
-from hf_lossy_assist.drafting.state_drafter import LayerStates
+from hf_lossy_assist.drafting.state_source import LayerStates
 
 
 @torch.no_grad()

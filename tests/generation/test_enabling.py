@@ -26,6 +26,7 @@ from transformers.generation.streamers import BaseStreamer
 from hf_lossy_assist import disable, enable, enabled, last_stats
 from hf_lossy_assist.compat.models import unwrap
 from hf_lossy_assist.generation import enabling
+from tests.chains import Generating
 from tests.tiny_models import noisy_copy, prompt, tiny
 
 KWARGS = {"max_new_tokens": 12, "eos_token_id": None, "do_sample": False}
@@ -248,8 +249,6 @@ def test_streamers_get_every_token_once():
 
 
 def test_a_candidate_generator_instance_or_factory():
-    from hf_lossy_assist.drafting.model import ModelDrafter
-
     target = tiny()
     draft = noisy_copy(target)
     plain = target.generate(prompt(), **KWARGS)
@@ -257,10 +256,10 @@ def test_a_candidate_generator_instance_or_factory():
 
     def factory(input_ids, generation_config, logits_processor, model_kwargs):
         made.append(generation_config.max_length)
-        return ModelDrafter(draft, 4, processors=logits_processor, max_length=generation_config.max_length)
+        return Generating(draft, 4, generation_config.max_length, processors=logits_processor)
 
     with enabled(target):
-        for drafter in (factory, ModelDrafter(draft, 4)):
+        for drafter in (factory, Generating(draft, 4)):
             out = target.generate(prompt(), candidate_generator=drafter, lossy_mode="lossless", **KWARGS)
             assert out.tolist() == plain.tolist()
             assert last_stats(target).drafted > 0
@@ -277,17 +276,6 @@ def test_settings_of_another_mode_are_not_inherited():
         assert last_stats(target).accepted_by.keys() == {"lossless"}
         target.generate(prompt(), assistant_model=draft, lossy_config={"k": 1}, **KWARGS)
         assert last_stats(target).lossless, "settings alone go with the default mode"
-
-
-def test_a_drafter_used_for_another_prompt_starts_afresh():
-    from hf_lossy_assist.drafting.model import ModelDrafter
-
-    target = tiny()
-    drafter = ModelDrafter(copy.deepcopy(target), 4)
-    with enabled(target):
-        for seed in (0, 1):
-            target.generate(prompt(seed=seed), candidate_generator=drafter, lossy_mode="lossless", **KWARGS)
-            assert last_stats(target).acceptance_rate == 1
 
 
 def test_a_reminder_of_the_model_s_context_comes_as_in_plain_generation(caplog: pytest.LogCaptureFixture):

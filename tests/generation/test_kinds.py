@@ -20,15 +20,15 @@ GREEDY = {"do_sample": False, "max_new_tokens": 20, "eos_token_id": None, "retur
 PACKAGE = Path(hf_lossy_assist.__file__).parent
 # Classes that draft, by the file of their kind.
 NAMES = {
-    "dflash": ("DFlashDrafter", "StaticDFlashForwards"),
-    "draft_model": ("UNVERIFIED_DRAFTERS",),
-    "eagle3": ("Eagle3TreeDrafter",),
-    "encoder_decoder": ("EncoderDecoderDrafter",),
+    "dflash": ("BlockDrafter", "DFlashRunner"),
+    "draft_model": ("RUNS_AHEAD",),
+    "eagle3": ("Eagle3Runner",),
+    "encoder_decoder": ("encoded_runner",),
     "generators": ("PerRowDrafter",),
     "lookup_first": ("LookupFirstDrafter",),
     "mtp": ("mtp_of",),
-    "other_tokenizer": ("CrossTokenizerDrafter",),
-    "shared_keys": ("SharedKeysDrafter",),
+    "other_tokenizer": ("TranslatedSource",),
+    "shared_keys": ("SharedKeysSource",),
 }
 
 

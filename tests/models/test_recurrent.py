@@ -11,10 +11,10 @@ from hf_lossy_assist.compat.caches import CACHE, new_cache
 from hf_lossy_assist.compat.models import has_recurrent_state
 from hf_lossy_assist.compat.probe import ask, obstacle_to_rollback
 from hf_lossy_assist.compat.snapshots import CacheSnapshot
-from hf_lossy_assist.drafting.model import ModelDrafter
 from hf_lossy_assist.models import recurrent as replaying
 from tests.acceptors.table import judge_head
 from tests.architectures import STATES, family, made
+from tests.chains import chain, commit
 from tests.parity import assert_lossless, assert_same_rows
 from tests.tiny_models import noisy_copy, padded, prompt, tiny
 
@@ -47,13 +47,14 @@ def test_families_that_go_on_from_a_state_in_every_version(names, several):
 def test_drafts_are_what_the_model_itself_goes_on_with(model):
     if obstacle_to_rollback(model, several=False) is not None:
         pytest.skip("is refused: see below")
-    drafter, text = ModelDrafter(model, 3), prompt(6)
+    drafter, text = chain(model, 3), prompt(6)
     for kept in (0, 2, 3):  # nothing, some and all of the draft before it
-        expected = ModelDrafter(model, 3).propose(text, None, [9]).tokens
+        expected = chain(model, 3).propose(text, None, [9]).tokens
         tokens = drafter.propose(text, None, [9]).tokens.clone()
         assert tokens.equal(expected)
-        text = torch.cat([text, tokens[:, :kept], (tokens[:, kept : kept + 1] if kept < 3 else text[:, :1]) + 1], 1)
-        text %= 64
+        before, own = text, (tokens[:, kept : kept + 1] if kept < 3 else text[:, :1]) + 1
+        text = torch.cat([text, tokens[:, :kept], own], 1) % 64
+        drafter.observe(commit(text, before, 3))
 
 
 def test_families_that_do_not_go_on_from_a_state_are_refused_by_name(model):

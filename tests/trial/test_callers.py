@@ -12,8 +12,8 @@ from transformers.generation.candidate_generator import CandidateGenerator
 
 from hf_lossy_assist import LossyVerification, disable, enable, last_stats
 from hf_lossy_assist.compat.caches import CACHE
-from hf_lossy_assist.drafting.model import ModelDrafter
 from hf_lossy_assist.generation import enabling
+from tests.chains import Generating
 from tests.tiny_models import noisy_copy, padded, prompt, tiny
 from tests.trial.breaking import Failure, Interruption
 from tests.trial.calls import Kept
@@ -27,7 +27,7 @@ SEEDED = {**GREEDY, "assistant_model": DRAFT, "lossy_mode": "dropmatch", "lossy_
 
 class KeepingDrafter(CandidateGenerator):
     def __init__(self, kept: Kept) -> None:
-        self.drafter = ModelDrafter(DRAFT, 4)
+        self.drafter = Generating(DRAFT, 4)
         self.kept = kept
 
     def get_candidates(self, input_ids: torch.Tensor, **kwargs: Any) -> tuple[torch.Tensor, torch.Tensor | None]:

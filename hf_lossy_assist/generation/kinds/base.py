@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, ClassVar, Self
 
-from torch import nn
+from torch import Tensor, nn
 from transformers import LogitsProcessorList, PreTrainedModel
 from transformers.generation.candidate_generator import CandidateGenerator
 
@@ -16,13 +16,13 @@ from ...compat.drafters import drafts_from_target_states
 from ...compat.multimodal import placeholders
 from ...core.distributions import Randomness
 from ...drafting import Drafter
+from ...drafting.chain import ChainDrafter, Sampler, Source
 from ...drafting.draft_ends import ConfidenceStop, DraftStop, draft_length_of, fresh
 from ...drafting.model import mask_of
 from ...drafting.state_head import StateHead
 from ...drafting.vocabulary import Vocabulary
 from ...models.runner import ModelRunner
 from ...models.static.cache_slot import StaticCacheSlot
-from ...models.static.fixed_runner import FixedRunner
 from ..config import LossyConfig
 from ..prepared import Prepared
 
@@ -72,47 +72,48 @@ class Making:
     lengths: Lengths
     processors: LogitsProcessorList  # that the draft's logits go through
     randomness: Randomness
-    runner: Callable[[], ModelRunner] | None = None  # makes the draft model's runner; None for the drafter's own
+    runner: ModelRunner | None = None  # the draft model's; None for one of the source's own
     returned: bool = False  # whether the target's outputs have the states that a head on them reads
-
-    @cached_property
-    def settings(self) -> dict[str, Any]:
-        """The settings that all drafters with a model share."""
-        call = self.call
-        return {
-            "never": placeholders(call.model, call.inputs),
-            "processors": self.processors,
-            "do_sample": call.config.do_sample,
-            "max_length": call.config.max_length,
-            "attention_mask": mask_of(call.ids, call.inputs),
-            "randomness": self.randomness,
-            "chunk": call.config.prefill_chunk_size,
-        }
+    whole: Prepared | None = None  # the call of which this is a row, if it is one
 
     def for_row(self, row: Prepared) -> Making:
         """Return the same for one row as a call of its own."""
-        return replace(self, call=row, processors=row.processors)
+        return replace(self, call=row, processors=row.processors, whole=self.call)
 
-    @cached_property
-    def chains(self) -> dict[str, Any]:
-        """The settings of those that draft chains: what they keep of their outputs, and where a chain ends."""
-        lengths, needs = self.lengths, self.config.rule.needs
-        stop = fresh(lengths.stop) if not lengths.confidence else ConfidenceStop(lengths.confidence)
-        wants_q = self.call.config.do_sample or self.call.inspected
-        return self.settings | {
+    @property
+    def mask(self) -> Tensor | None:
+        """``(B, L)`` the prompts' mask."""
+        return mask_of(self.call.ids, self.call.inputs)
+
+    @property
+    def keep_hidden(self) -> bool:
+        """Whether the rule reads the states of a draft model."""
+        return "draft_hidden" in self.config.rule.needs
+
+    def sampler(self) -> Sampler:
+        """Return what chooses drafted tokens."""
+        call, whole = self.call, self.whole or self.call
+        never = placeholders(whole.model, whole.inputs)
+        return Sampler(self.processors, call.config.do_sample, self.randomness, never)
+
+    def chain(self, source: Source, strategy: type[ChainDrafter] = ChainDrafter) -> ChainDrafter:
+        """Return the strategy that drafts chains from a source."""
+        call, lengths, needs = self.call, self.lengths, self.config.rule.needs
+        return strategy(
+            source,
+            draft_length_of(lengths.num_assistant_tokens, lengths.schedule),
+            self.sampler(),
             # Residuals and ratios need q; in greedy decoding only some rules read it.
-            "keep_logits": wants_q or bool(needs & {"draft_probs", "draft_or_point_mass"}),
-            "keep_hidden": "draft_hidden" in needs,
-            "stop": stop,
-            "draft_length": draft_length_of(lengths.num_assistant_tokens, lengths.schedule),
-        }
+            call.config.do_sample or call.inspected or bool(needs & {"draft_probs", "draft_or_point_mass"}),
+            fresh(lengths.stop) if not lengths.confidence else ConfidenceStop(lengths.confidence),
+        )
 
 
 @dataclass(frozen=True, eq=False)
 class StaticDraft:
     """How a drafter runs on a static cache."""
 
-    runner: Callable[[StaticCacheSlot], FixedRunner]
+    runner: Callable[[StaticCacheSlot], ModelRunner]
     steps: tuple[int, ...] = ()  # over how many tokens its forwards are, while it drafts
     blocks: tuple[int, ...] = ()  # likewise, where one forward drafts them all
     reads_all: bool = False  # whether it reads all that a round has committed, and not only what it has not drafted

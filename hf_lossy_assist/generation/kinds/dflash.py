@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from ...drafting.chain import BlockDrafter
 from ...drafting.dflash import DFlash
-from ...drafting.dflash_drafter import DFlashDrafter
-from ...drafting.dflash_static import StaticDFlashForwards
+from ...drafting.dflash_runner import DFlashRunner
 from .base import register
 from .state_head import StateHeadKind
 
@@ -13,4 +13,4 @@ from .state_head import StateHeadKind
 class DFlashKind(StateHeadKind):
     """`assistant_model` is a DFlash head, whose forward drafts a block."""
 
-    head, drafter, forwards = DFlash, DFlashDrafter, StaticDFlashForwards
+    head, strategy, runner = DFlash, BlockDrafter, DFlashRunner

@@ -8,9 +8,9 @@ import torch
 from transformers import PreTrainedModel
 
 from ...drafting import Drafter
-from ...drafting.model import ModelDrafter, check_draft_model, mask_of
+from ...drafting.model import ModelSource, check_draft_model, draft_runner
+from ...drafting.run_ahead import RUNS_AHEAD
 from ...drafting.tree import TreeDrafter
-from ...drafting.unverified import UNVERIFIED_DRAFTERS
 from ...drafting.vocabulary import vocabulary_of
 from ...models.static.cache_slot import StaticCacheSlot
 from ...models.static.runner import StaticCacheRunner
@@ -40,23 +40,23 @@ class DraftModel(Kind):
         return constant
 
     def make(self, making: Making) -> Drafter:
-        shared = {"vocabulary": vocabulary_of(self.asked.target, self.model)}
-        if making.config.tree is not None:
-            shared |= {"keep_hidden": "draft_hidden" in making.config.rule.needs, "runner": making.runner}
-            return TreeDrafter(
-                self.model, making.config.tree.depth, shape=making.config.tree, **making.settings | shared
-            )
-        shared["inputs"] = making.call.draft_inputs
-        if (rule := making.config.rule.unverified_drafting) is not None:
-            return UNVERIFIED_DRAFTERS[rule.head.config.position](self.model, rule.head, **making.settings | shared)
-        return ModelDrafter(self.model, runner=making.runner, **making.chains | shared)
+        call, tree, rule = making.call, making.config.tree, making.config.rule.unverified_drafting
+        runner = making.runner or draft_runner(
+            self.model, making.mask, call.config.max_length, call.draft_inputs if tree is None else None
+        )
+        runner.chunk = call.config.prefill_chunk_size
+        own = vocabulary_of(self.asked.target, self.model)
+        source = ModelSource(runner, own, making.keep_hidden or rule is not None)
+        if tree is not None:
+            return TreeDrafter(source, tree, making.sampler())
+        if rule is not None:
+            return RUNS_AHEAD[rule.head.config.position](source, rule.head, making.sampler())
+        return making.chain(source)
 
     def static(self, making: Making) -> StaticDraft:
         call, draft = making.call, self.model
         obstacle = obstacle_to_static(draft) or (obstacle_to_filling(draft) if call.batch > 1 else None)
-        if draft.get_input_embeddings() is self.asked.target.get_input_embeddings():
-            obstacle = "the draft is a part of the target, and new in every call"
-        inputs = {"attention_mask": mask_of(call.ids, call.inputs)}
+        inputs = {"attention_mask": making.mask}
         last = None if call.batch == 1 else torch.tensor([[call.config.max_length - 1]])
 
         def runner(slot: StaticCacheSlot) -> StaticCacheRunner:

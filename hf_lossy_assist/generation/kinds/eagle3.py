@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from ...drafting import Drafter
+from ...drafting.chain import ChainDrafter
 from ...drafting.eagle3 import Eagle3
-from ...drafting.eagle3_drafter import Eagle3Drafter
-from ...drafting.eagle3_static import StaticEagle3Forwards
-from ...drafting.tree import Eagle3TreeDrafter
+from ...drafting.eagle3_runner import Eagle3Runner
+from ...drafting.tree import TreeDrafter
 from .base import Making, register
 from .state_head import StateHeadKind
 
@@ -16,10 +16,9 @@ class Eagle3Kind(StateHeadKind):
     """`assistant_model` is an EAGLE-3 head, which drafts chains and trees."""
 
     gives = StateHeadKind.gives | {"tree"}
-    head, drafter, forwards = Eagle3, Eagle3Drafter, StaticEagle3Forwards
+    head, strategy, runner = Eagle3, ChainDrafter, Eagle3Runner
 
     def make(self, making: Making) -> Drafter:
         if (tree := making.config.tree) is None:
             return super().make(making)
-        own = making.settings | {"keep_hidden": "draft_hidden" in making.config.rule.needs} | self._own(making)
-        return Eagle3TreeDrafter(self.model, self.asked.target, tree.depth, shape=tree, **own)
+        return TreeDrafter(self.source(making), tree, making.sampler())

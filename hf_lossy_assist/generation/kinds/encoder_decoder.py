@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from typing import Self
 
-from transformers.generation.candidate_generator import CandidateGenerator
-
-from ...drafting.encoder_decoder import EncoderDecoderDrafter, check_encoder_decoder_draft
+from ...drafting import Drafter
+from ...drafting.encoder_decoder import check_encoder_decoder_draft, encoded_runner
+from ...drafting.model import ModelSource
 from ...drafting.vocabulary import check_vocabularies, vocabulary_of
-from ..prepared import Prepared
 from .base import Asked, Making, register
-from .generators import GeneratorKind
+from .generators import PerRowKind
 
 
 @register
-class EncoderDecoder(GeneratorKind):
+class EncoderDecoder(PerRowKind):
     """`assistant_model` reads the input, or the states, of the target's encoder."""
 
     gives = frozenset({"q", "hidden", "stop"})
@@ -28,8 +27,9 @@ class EncoderDecoder(GeneratorKind):
         check_vocabularies(self.asked.target, self.model)
         check_encoder_decoder_draft(self.asked.target, self.model)
 
-    def generator(self, making: Making, row: Prepared) -> CandidateGenerator:
-        own = making.for_row(row)
-        more = {"ids": row.ids, "inputs": row.inputs, "encoder_input": row.encoder_input}
-        vocabulary = vocabulary_of(self.asked.target, self.model)
-        return EncoderDecoderDrafter(self.model, vocabulary=vocabulary, **own.chains | more)
+    def for_row(self, making: Making) -> Drafter:
+        row = making.call
+        runner = encoded_runner(self.model, row.ids, row.inputs, row.encoder_input)
+        runner.chunk = row.config.prefill_chunk_size
+        own = vocabulary_of(self.asked.target, self.model)
+        return making.chain(ModelSource(runner, own, making.keep_hidden))

@@ -10,46 +10,52 @@ from transformers.generation.candidate_generator import CandidateGenerator
 from ...compat.drafters import DRAFTERS_WITHOUT_LOGITS
 from ...compat.multimodal import placeholders
 from ...drafting import Drafter
-from ...drafting.model import ModelDrafter
-from ...drafting.per_row import GeneratorDrafter, PerRowDrafter, drafter_of, missing
+from ...drafting.per_row import GeneratorDrafter, PerRowDrafter, missing
 from ...errors import LossyUnsupportedError, LossyValueError
-from ..prepared import Prepared
 from .base import Asked, Kind, Making, register
 
 
-class GeneratorKind(Kind):
-    """Drafts for each row with a generator of its own."""
+class PerRowKind(Kind):
+    """Drafts for each row with a drafter of its own."""
 
     @abstractmethod
-    def generator(self, making: Making, row: Prepared) -> CandidateGenerator:
-        """Return what drafts for one row."""
+    def for_row(self, making: Making) -> Drafter:
+        """Return the drafter of one row, which is a call of its own."""
 
     def make(self, making: Making) -> Drafter:
         call = making.call
         if call.batch == 1:
-            return self._for_row(making, call)
-        drafter = PerRowDrafter(lambda row: self._for_row(making, call.row(row)), call.batch)
-        if any(x.drafts_every_round for x in drafter.drafters):
-            raise LossyUnsupportedError(
-                f"`candidate_generator` {type(drafter.drafters[0].generator).__name__} drafts from the states of one "
-                f"sequence, but the batch has {call.batch} rows; call generate() for one prompt at a time"
-            )
-        return drafter
+            return self.for_row(making)
+        return PerRowDrafter([self.for_row(making.for_row(call.row(row))) for row in range(call.batch)])
 
-    def _for_row(self, making: Making, row: Prepared) -> GeneratorDrafter:
-        generator, rule = self.generator(making, row), making.config.rule
+
+class GeneratorKind(PerRowKind):
+    """Drafts for each row with a generator of its own."""
+
+    @abstractmethod
+    def generator(self, making: Making) -> CandidateGenerator:
+        """Return what drafts for one row."""
+
+    def for_row(self, making: Making) -> GeneratorDrafter:
+        generator, rule, row = self.generator(making), making.config.rule, making.call
+        whole = making.whole or row
         if "draft_probs" in rule.needs and isinstance(generator, DRAFTERS_WITHOUT_LOGITS):
             raise missing("draft_probs", rule, type(generator).__name__)
+        if generator.requires_model_outputs and whole.batch > 1:
+            raise LossyUnsupportedError(
+                f"`candidate_generator` {type(generator).__name__} drafts from the states of one sequence, but the "
+                f"batch has {whole.batch} rows; call generate() for one prompt at a time"
+            )
         wants_states = bool(row.config.return_dict_in_generate and row.config.output_hidden_states)
-        never = placeholders(self.asked.target, making.call.inputs)
-        return drafter_of(generator, rule, row.inputs, wants_states, never)
+        never = placeholders(self.asked.target, whole.inputs)
+        return GeneratorDrafter(generator, rule, row.inputs, wants_states, never)
 
 
 @register
 class OwnGenerator(GeneratorKind):
     """`candidate_generator` is a generator, or makes one for each row."""
 
-    gives = frozenset({"q", "hidden"})  # some do
+    gives = frozenset({"q"})  # some do
 
     @classmethod
     def chosen(cls, asked: Asked) -> Self | None:
@@ -66,8 +72,8 @@ class OwnGenerator(GeneratorKind):
                 f"{self.asked.generator!r}"
             )
 
-    def generator(self, making: Making, row: Prepared) -> CandidateGenerator:
-        found = self.asked.generator
+    def generator(self, making: Making) -> CandidateGenerator:
+        found, row = self.asked.generator, making.call
         if not isinstance(found, CandidateGenerator):
             found = found(
                 input_ids=row.ids,
@@ -79,6 +85,4 @@ class OwnGenerator(GeneratorKind):
                 raise LossyValueError(
                     f"`candidate_generator` has to return a CandidateGenerator, but returned {found!r}"
                 )
-        if isinstance(found, ModelDrafter):
-            found.reset()  # it may have drafted for another prompt
         return found

@@ -6,7 +6,6 @@ from typing import Self
 
 from transformers.generation.candidate_generator import CandidateGenerator
 
-from ..prepared import Prepared
 from .base import Asked, Making, register
 from .generators import GeneratorKind
 from .transformers_own import own_drafter
@@ -30,5 +29,5 @@ class Lookup(GeneratorKind):
     def longest(self, constant: int | None) -> int:
         return self.asked.options["prompt_lookup_num_tokens"]
 
-    def generator(self, making: Making, row: Prepared) -> CandidateGenerator:
-        return own_drafter(self, making, row)
+    def generator(self, making: Making) -> CandidateGenerator:
+        return own_drafter(self, making)

@@ -5,18 +5,16 @@ from __future__ import annotations
 from functools import cached_property
 from typing import Self
 
-from transformers.generation.candidate_generator import CandidateGenerator
-
-from ...drafting.cross_tokenizer import CrossTokenizerDrafter, Translation
-from ...drafting.model import check_decoder
+from ...drafting import Drafter
+from ...drafting.cross_tokenizer import TranslatedSource, Translation
+from ...drafting.model import check_decoder, draft_runner
 from ...drafting.vocabulary import check_tokenizers, vocabulary_sizes
-from ..prepared import Prepared
 from .base import Asked, Making, register
-from .generators import GeneratorKind
+from .generators import PerRowKind
 
 
 @register
-class OtherTokenizer(GeneratorKind):
+class OtherTokenizer(PerRowKind):
     """`assistant_tokenizer` differs from `tokenizer`, so tokens are translated."""
 
     gives = frozenset({"q", "hidden", "stop", "static"})
@@ -35,6 +33,9 @@ class OtherTokenizer(GeneratorKind):
         check_decoder(self.model)
         self.translation  # noqa: B018 - which refuses tokenizers that share nothing
 
-    def generator(self, making: Making, row: Prepared) -> CandidateGenerator:
-        own = making.for_row(row)
-        return CrossTokenizerDrafter(self.model, translation=self.translation, prompt=row.ids, **own.chains)
+    def for_row(self, making: Making) -> Drafter:
+        runner = draft_runner(self.model, max_length=making.call.config.max_length)
+        runner.chunk = making.call.config.prefill_chunk_size
+        return making.chain(
+            TranslatedSource(runner, self.translation, making.call.ids, making.mask, making.keep_hidden)
+        )

@@ -6,7 +6,7 @@ from typing import Self
 
 from ...compat.drafters import drafts_from_target_states
 from ...drafting import Drafter
-from ...drafting.shared_keys import SharedKeysDrafter, check_shared_keys
+from ...drafting.shared_keys import SharedKeysSource, check_shared_keys
 from .base import Asked, Kind, Making, register
 
 
@@ -28,4 +28,4 @@ class SharedKeys(Kind):
         return constant
 
     def make(self, making: Making) -> Drafter:
-        return SharedKeysDrafter(self.model, self.asked.target, **making.chains)
+        return making.chain(SharedKeysSource(self.model, self.asked.target, making.mask))

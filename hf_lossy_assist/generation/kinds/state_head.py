@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Self
+from typing import ClassVar, Self
 
 from ...drafting import Drafter
-from ...drafting.model import mask_of
-from ...drafting.state_drafter import StateDrafter
+from ...drafting.chain import ChainDrafter
+from ...drafting.head_runner import HeadRunner
 from ...drafting.state_head import StateHead
-from ...drafting.state_static import StaticStateForwards
+from ...drafting.state_source import StateSource
 from .base import Asked, Kind, Making, StaticDraft
 
 
 class StateHeadKind(Kind):
-    """`assistant_model` is a head on the target's states; a subclass names its class, its drafter and its forwards."""
+    """`assistant_model` is a head on the target's states; a subclass names its class, its strategy and its runner."""
 
     gives = frozenset({"q", "stop", "static", "certificate"})
     remedy = "pass a draft model"
     compares = False
     head: ClassVar[type[StateHead]]
-    drafter: ClassVar[type[StateDrafter]]
-    forwards: ClassVar[type[StaticStateForwards]]
+    strategy: ClassVar[type[ChainDrafter]]
+    runner: ClassVar[type[HeadRunner]]
 
     @classmethod
     def chosen(cls, asked: Asked) -> Self | None:
@@ -45,18 +45,19 @@ class StateHeadKind(Kind):
         return constant
 
     def make(self, making: Making) -> Drafter:
-        return self.drafter(self.model, self.asked.target, **making.chains | self._own(making))
+        return making.chain(self.source(making), self.strategy)
 
-    def _own(self, making: Making) -> dict[str, Any]:
-        return {"returned": making.returned, "runner": making.runner}
+    def source(self, making: Making) -> StateSource:
+        target = self.asked.target
+        return StateSource(making.runner or self.runner(self.model, target, making.mask), target, making.returned)
 
     def static(self, making: Making) -> StaticDraft:
-        head, target, call = self.model, self.asked.target, making.call
+        head, target = self.model, self.asked.target
         apart = head.embeddings(target).device != head.device
         obstacle = f"{head.title} is not where the target's embeddings are" if apart else None
-        mask, block = mask_of(call.ids, call.inputs), self.most
+        mask, block = making.mask, self.most
         return StaticDraft(
-            lambda slot: self.forwards(head, target, mask, slot),
+            lambda slot: self.runner(head, target, mask, slot),
             steps=(1,) if block is None else (),
             blocks=() if block is None else (block + 1,),  # a block has the text's newest token, too
             reads_all=True,

@@ -11,7 +11,6 @@ from ...compat.drafters import transformers_drafter
 from ...compat.models import has_recurrent_state
 from ...compat.mtp import several_or_sliding_mtp
 from ...errors import LossyUnsupportedError, LossyValueError
-from ..prepared import Prepared
 from .base import Asked, Making, register
 from .generators import GeneratorKind
 
@@ -19,8 +18,9 @@ OPTIONS = ("prompt_lookup_num_tokens", "use_mtp", "speculation_type")
 """Fields by which transformers' ``generate()`` chooses one of its own drafters."""
 
 
-def own_drafter(kind: GeneratorKind, making: Making, row: Prepared, model: Any = None) -> CandidateGenerator:
+def own_drafter(kind: GeneratorKind, making: Making, model: Any = None) -> CandidateGenerator:
     """Return the drafter that transformers' assisted generation would build for a row."""
+    row = making.call
     asked, config = kind.asked, copy.deepcopy(row.config)
     config.update(**dict.fromkeys(OPTIONS) | dict(asked.options))
     config.update(assistant_early_exit=None, num_assistant_tokens=making.lengths.num_assistant_tokens)
@@ -58,5 +58,5 @@ class TransformersOwn(GeneratorKind):
                 "the target's states of every round; leave out either"
             )
 
-    def generator(self, making: Making, row: Prepared) -> CandidateGenerator:
-        return own_drafter(self, making, row, self.asked.assistant)
+    def generator(self, making: Making) -> CandidateGenerator:
+        return own_drafter(self, making, self.asked.assistant)

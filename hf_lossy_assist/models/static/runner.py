@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from typing import Any
 
@@ -15,13 +16,13 @@ from ...compat.caches import cache_name, new_cache
 from ...compat.tree_inputs import TreeInputs
 from ...core.distributions import Randomness
 from ...core.texts import GrowingTensor, RowShift, counting, ones
-from ..runner import Nodes
+from ..runner import ModelRunner, Nodes
 from .cache_slot import StaticCacheSlot
-from .fixed_runner import FixedRunner, Prepare, TokenChoice, WholeDraft, chained
-from .forwards import DecoderForward, FixedForward, states_of, whole, with_decoder_forward
+from .fixed import FixedForwards, Prepare, TokenChoice, WholeDraft, chained
+from .forwards import states_of, whole
 
 
-class StaticCacheRunner(FixedRunner):
+class StaticCacheRunner(ModelRunner):
     """Runs a text, or the rows of a batch, on a static cache that is rolled back by position.
 
     A batch keeps its first cache: rows that go on move to the front, and forwards keep their number of rows.
@@ -39,13 +40,15 @@ class StaticCacheRunner(FixedRunner):
         last_position: Tensor | None = None,
         reads: tuple[int, ...] = (),
     ) -> None:
-        super().__init__(model, slot, seen)
+        self.model, self.seen, self.sent = model, seen, 0
+        self.fixed, self.slot = FixedForwards(model, slot), slot
+        self.device = self.fixed.device
         self.last_position = None if last_position is None else last_position.to(self.device)
         self.reads, self.returns_states = reads, bool(reads)
         self._cache_name = cache_name(model)
         self.carried = {**carried, self._cache_name: slot.cache}
         self.copies_cache = False  # whether the caller gets a dynamic copy of the cache in the end
-        self._eager = model if slot.rows == 1 and not reads else self._around(self._body(model, False, True))
+        self._eager = model if slot.rows == 1 and not reads else self.fixed.around(self.body(model, False, True))
         mask, positions = carried.get("attention_mask"), carried.get("position_ids")
         if mask is None and slot.rows > 1:  # rows will be padded
             mask = torch.ones(slot.rows, 1, dtype=torch.long)
@@ -65,16 +68,13 @@ class StaticCacheRunner(FixedRunner):
         if self.last_position is not None:
             self._positions = self._positions.clamp(max=self.last_position)
 
-    def _kind(self, of_tree: bool) -> Hashable:
+    def kind(self, of_tree: bool) -> Hashable:
         return "tree" if of_tree else "none" if self._padding is None else "padding", self.reads
 
-    def _body(self, model: nn.Module, of_tree: bool, decorated: bool) -> Callable[..., tuple[Tensor, ...]]:
+    def body(self, model: nn.Module, of_tree: bool, decorated: bool) -> Callable[..., tuple[Tensor, ...]]:
         return states_of(model, self.reads, decorated)
 
-    def _around(self, body: Callable[..., tuple[Tensor, ...]]) -> FixedForward:
-        return FixedForward(with_decoder_forward(self.model, DecoderForward(body, self.slot.rows)))
-
-    def _drafting(self, length: int, choice: TokenChoice, decorated: bool, prepare: Prepare) -> Callable[..., Any]:
+    def drafting(self, length: int, choice: TokenChoice, decorated: bool, prepare: Prepare) -> Callable[..., Any]:
         # Only forwards are compiled, which takes a minute; a choice's settings come and go.
         first, later = (prepare(n, partial(whole, decorated=decorated)) for n in (2, 1))
 
@@ -90,26 +90,29 @@ class StaticCacheRunner(FixedRunner):
 
         return body
 
-    def _warm_up(self, *args: Any) -> None:
+    @contextmanager
+    def _without_padding(self) -> Iterator[None]:
+        """What padding sees depends on the rest of the cache, and on the kernel."""
         padding = self._padding
         try:
-            if padding is not None:  # what padding sees depends on the rest of the cache, and on the kernel
-                self._padding = torch.ones_like(padding)
-            super()._warm_up(*args)
+            self._padding = None if padding is None else torch.ones_like(padding)
+            yield
         finally:
             self._padding = padding
 
-    def _trial(self, of_tree: bool, width: int, eager: bool) -> Tensor:
+    def trial(self, of_tree: bool, width: int, eager: bool) -> Tensor:
         rows, self.seen, tree = self.slot.rows, min(1, self.slot.filled), None
-        if of_tree:
-            nodes = torch.ones(rows, width, width, dtype=torch.bool, device=self.device).tril()
-            tree = self._tree(1, nodes, torch.arange(1, width + 1, device=self.device).expand(rows, -1))
-        tokens = torch.zeros(rows, width, dtype=torch.long, device=self.device)
-        return self._forward(tokens, 1, tree, eager).logits
+        with self._without_padding():
+            if of_tree:
+                nodes = torch.ones(rows, width, width, dtype=torch.bool, device=self.device).tril()
+                tree = self._tree(1, nodes, torch.arange(1, width + 1, device=self.device).expand(rows, -1))
+            tokens = torch.zeros(rows, width, dtype=torch.long, device=self.device)
+            return self._forward(tokens, 1, tree, eager).logits
 
-    def _trial_draft(self, draft: WholeDraft, waits: Tensor | None) -> Tensor:
+    def trial_draft(self, draft: WholeDraft, waits: Tensor | None) -> Tensor:
         tokens = torch.zeros(self.slot.rows, 2, dtype=torch.long, device=self.device)
-        return self._drafted(draft, tokens, self._positions[:, 1 : draft.length + 2], 1, waits)[1]
+        with self._without_padding():
+            return self._drafted(draft, tokens, self._positions[:, 1 : draft.length + 2], 1, waits)[1]
 
     def _run(self, tokens: Tensor, keep: int, tree: Nodes | None, skip: int, overrides: Mapping[str, Any]) -> Any:
         new = tokens[:, skip:].to(self.device)
@@ -130,14 +133,13 @@ class StaticCacheRunner(FixedRunner):
         return inputs
 
     def _forward(self, tokens: Tensor, keep: int, tree: dict[str, Any] | None = None, eager: bool = False) -> Any:
-        start, count, slot = self.seen, tokens.shape[1], self.slot
+        start, count = self.seen, tokens.shape[1]
         # At the first position, transformers makes no mask; later it does, and forwards are prepared for that.
-        width = None if eager or not start else self._width(tree is not None, start, count)
+        width = None if eager or not start else self.fixed.width(tree is not None, start, count)
         self.seen, self.sent = start + count, tokens.numel()
         inputs = self._inputs(tokens, start, count, keep, count if width is None else width, tree)
-        self._go_to(start, self.recorded and width is not None)
-        slot.filled = start + (count if width is None else width)
-        forward = self._eager if width is None else self.fixed[tree is not None, width]
+        self.fixed.begin(start, width or count, prepared=width is not None)
+        forward = self._eager if width is None else self.fixed.prepared[tree is not None, width]
         outputs = forward(**inputs, return_dict=True)
         if self.reads:
             outputs.hidden_states = tuple(x[:, :count] for x in outputs.hidden_states)
@@ -145,24 +147,24 @@ class StaticCacheRunner(FixedRunner):
 
     def draft(self, text: Tensor, count: int, randomness: Randomness) -> tuple[Tensor, Tensor] | None:
         width = text.shape[1]
-        if self.chain is None or width < 2 or not self.slot.fits(width, self.chain.length - 1):
+        chain = self.fixed.chain
+        if chain is None or width < 2 or not self.slot.fits(width, chain.length - 1):
             return None
-        waits, new = self._waits(text, count, randomness), width - self.seen
+        waits, new = self.fixed.waits(text, count, randomness), width - self.seen
         if self.seen < width - 2:
-            before = self.chain.choice.context(text[:, self.seen : width - 2])
+            before = chain.choice.context(text[:, self.seen : width - 2])
             self.forward(before)
-        begin, end = width - 2, width - 1 + self.chain.length
+        begin, end = width - 2, width - 1 + chain.length
         # Drafts after the last wanted token are thrown away, but have to have positions.
         positions = self._positions[:, begin:end].clamp(max=self._positions[:, width + count - 2 : width + count - 1])
-        drafted = self._drafted(self.chain, text[:, begin:].to(self.device), positions, begin, waits)
+        drafted = self._drafted(chain, text[:, begin:].to(self.device), positions, begin, waits)
         self.sent, self.seen = len(text) * (new + count - 1), width + count - 1
         return tuple(x[:, :count] for x in drafted)
 
     def _drafted(
         self, draft: WholeDraft, tokens: Tensor, positions: Tensor, begin: int, waits: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        self._go_to(begin, self.recorded and draft is self.chain)
-        self.slot.filled = begin + draft.length + 1
+        self.fixed.begin(begin, draft.length + 1, prepared=draft is self.fixed.chain)
         return draft(
             input_ids=tokens.clone(memory_format=torch.contiguous_format),
             position_ids=positions.clone(memory_format=torch.contiguous_format),
@@ -182,6 +184,13 @@ class StaticCacheRunner(FixedRunner):
             self.last_position = shift.of_rows(self.last_position)
         self._cover(shift.moved(self._padding[:, :width], 0), shift.moved(self._positions[:, :width], 0))
         self.seen = slots
+
+    def rewind(self, length: int) -> None:
+        self.seen = min(self.seen, length)
+        self.slot.seek(self.seen)
+
+    def in_use(self) -> AbstractContextManager[None]:
+        return self.fixed.in_use()
 
     def settle(self, text: Tensor) -> None:
         if self.copies_cache:

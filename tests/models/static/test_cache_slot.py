@@ -59,7 +59,7 @@ def test_a_cache_goes_back_to_the_pool_unless_it_is_the_caller_s():
     model = tiny()
     for keeps in (False, True):
         forwards = StaticCacheRunner(model, take_slot(model, 64), {})
-        forwards.keeps_cache = keeps
+        forwards.fixed.keeps_cache = keeps
         with forwards.in_use():
             pass
         assert (take_slot(model, 64) is forwards.slot) != keeps

@@ -15,12 +15,12 @@ from transformers.utils import logging
 
 from hf_lossy_assist import LossyVerification
 from hf_lossy_assist.compat.caches import CACHE
-from hf_lossy_assist.drafting.model import ModelDrafter
 from hf_lossy_assist.errors import LossyError
 from hf_lossy_assist.generation.static_obstacles import obstacle_to_static
 from hf_lossy_assist.models.static import forwards as programs
 from hf_lossy_assist.models.static.cache_slot import StaticCacheSlot, give_back, new_static_cache
 from hf_lossy_assist.models.static.forwards import Compiling, FixedForward, states_of
+from tests.chains import Generating
 from tests.graphs import Backend
 from tests.tiny_models import noisy_copy, prompt, tiny
 
@@ -187,7 +187,7 @@ def broken(graph, inputs, **options):
     ],
 )
 def test_falls_back_with_one_message(pair, case, needle):
-    values = {"dynamic": DynamicCache(config=pair[0].config), "own": ModelDrafter(pair[1], 3)}
+    values = {"dynamic": DynamicCache(config=pair[0].config), "own": Generating(pair[1], 3)}
     case = {name: values.get(value, value) if isinstance(value, str) else value for name, value in case.items()}
     target = copy.deepcopy(pair[0]) if "backend" in case else pair[0]
     with pytest.warns(UserWarning, match=needle) as caught:

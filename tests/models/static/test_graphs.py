@@ -21,7 +21,7 @@ from hf_lossy_assist.generation.static_obstacles import obstacle_to_recording
 from hf_lossy_assist.models.static import cache_slot
 from hf_lossy_assist.models.static import graphs as graph_recorders
 from hf_lossy_assist.models.static.cache_slot import GraphMemory
-from hf_lossy_assist.models.static.fixed_runner import _difference
+from hf_lossy_assist.models.static.fixed import _difference
 from hf_lossy_assist.models.static.graphs import RECORDERS, Graph, cuda_graph
 from tests.acceptors.table import judge_head
 from tests.dflash_heads import SLIDING, random_dflash

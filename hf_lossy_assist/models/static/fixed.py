@@ -1,13 +1,12 @@
-"""Base of static-cache runners: prepare forwards and whole drafts, try them, and roll back by position."""
+"""Forwards and whole drafts over fixed numbers of tokens: what is prepared of them, and trials of it."""
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -18,9 +17,8 @@ from transformers.utils import logging
 from ...compat.models import device_of
 from ...core.distributions import Randomness
 from ...errors import LossyUnsupportedError
-from ..runner import ModelRunner
 from .cache_slot import StaticCacheSlot, give_back
-from .forwards import Compiling, Make, filled_up
+from .forwards import Compiling, DecoderForward, FixedForward, Make, filled_up, with_decoder_forward
 from .graphs import Recording, weights_of
 
 _TOLERANCE = 0.05  # of the largest logit: half precision, and sums in another order
@@ -105,49 +103,49 @@ class Shapes:
     room: int = 0
 
 
-class FixedRunner(ModelRunner):
-    """Runs a model on a static cache, which is rolled back by position.
+class Parts(Protocol):
+    """A runner's say about what is prepared of its forwards, and how these are tried."""
 
-    ``fixed`` has forwards that are prepared, by whether they are over trees and by width; ``chain`` makes whole drafts.
+    seen: int
+
+    def kind(self, of_tree: bool) -> Hashable:
+        """Return what shapes a forward, besides its width."""
+
+    def body(self, model: nn.Module, of_tree: bool, decorated: bool) -> Callable[..., tuple[Tensor, ...]]:
+        """Return what is prepared of a forward of ``model``; ``decorated`` keeps transformers' decorators."""
+
+    def drafting(self, length: int, choice: TokenChoice, decorated: bool, prepare: Prepare) -> Callable[..., Any]:
+        """Return the body of a whole draft, whose steps go through ``prepare``."""
+
+    def trial(self, of_tree: bool, width: int, eager: bool) -> Tensor:
+        """Run a forward over anything; return its logits."""
+
+    def trial_draft(self, draft: WholeDraft, waits: Tensor | None) -> Tensor:
+        """Make a draft after anything; return its logits."""
+
+
+class FixedForwards:
+    """A model's forwards over fixed numbers of tokens, on a static cache, which is rolled back by position.
+
+    ``prepared`` has those that are compiled or recorded, by whether they are over trees and by width; ``chain`` makes
+    whole drafts.
     """
 
     keeps_cache = False  # whether the caller gets the cache in the end
     recorded = False
     chain: WholeDraft | None = None
 
-    def __init__(self, model: nn.Module, slot: StaticCacheSlot, seen: int = 0) -> None:
+    def __init__(self, model: nn.Module, slot: StaticCacheSlot) -> None:
         self.model = model
         self.slot = slot
-        self.seen = seen
-        self.sent = 0
         self.device = device_of(model)  # read once: models search all of their weights for it
-        self.fixed: dict[tuple[bool, int], Callable[..., Any]] = {}
+        self.prepared: dict[tuple[bool, int], Callable[..., Any]] = {}
 
-    @abstractmethod
-    def _kind(self, of_tree: bool) -> Hashable:
-        """Return what shapes a forward, besides its width."""
+    def around(self, body: Callable[..., tuple[Tensor, ...]]) -> FixedForward:
+        """Return the forward that calls ``body`` in place of the decoder's."""
+        return FixedForward(with_decoder_forward(self.model, DecoderForward(body, self.slot.rows)))
 
-    @abstractmethod
-    def _body(self, model: nn.Module, of_tree: bool, decorated: bool) -> Callable[..., tuple[Tensor, ...]]:
-        """Return what is prepared of a forward of ``model``; ``decorated`` keeps transformers' decorators."""
-
-    @abstractmethod
-    def _around(self, body: Callable[..., tuple[Tensor, ...]]) -> Callable[..., Any]:
-        """Return the forward that calls ``body``."""
-
-    @abstractmethod
-    def _drafting(self, length: int, choice: TokenChoice, decorated: bool, prepare: Prepare) -> Callable[..., Any]:
-        """Return the body of a whole draft, whose steps go through ``prepare``."""
-
-    @abstractmethod
-    def _trial(self, of_tree: bool, width: int, eager: bool) -> Tensor:
-        """Run a forward over anything; return its logits."""
-
-    @abstractmethod
-    def _trial_draft(self, draft: WholeDraft, waits: Tensor | None) -> Tensor:
-        """Make a draft after anything; return its logits."""
-
-    def prepare(self, how: Compiling | Recording, shapes: Shapes) -> None:
+    def prepare(self, parts: Parts, how: Compiling | Recording, shapes: Shapes) -> None:
         """Compile or record now, so that a failure shows here; a progress bar says so."""
         slot, keys, trials = self.slot, {}, {}
         if slot.weights != (weights := weights_of(self.model)):
@@ -156,68 +154,65 @@ class FixedRunner(ModelRunner):
 
         prepared, part = partial(how.prepared, slot), partial(how.part, self.model, slot)
         for of_tree, width in sorted({*((False, x) for x in shapes.widths), *((True, x) for x in shapes.trees)}):
-            key = of_tree, width, self._kind(of_tree)
-            body = partial(part, key, partial(self._body, of_tree=of_tree, decorated=how.decorated))
-            self.fixed[of_tree, width] = self._around(prepared(key, body))
-            keys[str(width)], trials[str(width)] = key, partial(self._trial, of_tree, width)
+            key = of_tree, width, parts.kind(of_tree)
+            body = partial(part, key, partial(parts.body, of_tree=of_tree, decorated=how.decorated))
+            self.prepared[of_tree, width] = self.around(prepared(key, body))
+            keys[str(width)], trials[str(width)] = key, partial(parts.trial, of_tree, width)
         if length := shapes.drafts:
-            choice, kind = shapes.choice, self._kind(False)
-            drafting, key = partial(self._drafting, length, choice), ("draft", length, kind, choice.key)
+            choice, kind = shapes.choice, parts.kind(False)
+            drafting, key = partial(parts.drafting, length, choice), ("draft", length, kind, choice.key)
             body = partial(drafting, how.decorated, lambda name, make: part(("step", name, kind), make))
             self.chain = WholeDraft(prepared(key, body), length, slot.rows, choice)
             keys[f"drafts of {length}"] = key
             size = slot.rows, length, choice.drawn
             waits = torch.ones(size, dtype=torch.float32, device=self.device) if choice.drawn else None
             alone = WholeDraft(drafting(True, lambda name, make: make(self.model)), length, slot.rows, choice)
-            trials[f"drafts of {length}"] = lambda eager: self._trial_draft(alone if eager else self.chain, waits)
+            trials[f"drafts of {length}"] = lambda eager: parts.trial_draft(alone if eager else self.chain, waits)
         self.recorded = how.records
-        self._warm_up({name: (how.key, key) for name, key in keys.items()}, trials, how.title)
+        self._warm_up(parts, {name: (how.key, key) for name, key in keys.items()}, trials, how.title)
 
-    def _warm_up(self, keys: dict[str, Hashable], trials: dict[str, Callable[[bool], Tensor]], title: str) -> None:
+    def _warm_up(
+        self, parts: Parts, keys: dict[str, Hashable], trials: dict[str, Callable[[bool], Tensor]], title: str
+    ) -> None:
         """Run and check what has not run on this cache yet; Inductor's graphs need two runs after one that compiles."""
         cold = [name for name, key in keys.items() if key not in self.slot.warm]
         shown = title.format(type(self.model).__name__, " and ".join(cold))
         for name in logging.tqdm(cold, desc=shown, unit="shape", disable=not cold):
             # Eager comes first: it makes the cache's tensors, which a compiled forward can't.
-            self._trial(False, 1, True)
+            parts.trial(False, 1, True)
             logits = [trials[name](eager) for eager in (True, False, False, False)]
             logits = [x.masked_fill(x < _FORBIDDEN, 0) for x in (logits[0], logits[-1])]
             wrong = _difference(logits[0], logits[-1])
             if not wrong <= _TOLERANCE * logits[0].abs().max():
                 raise LossyUnsupportedError(f"its logits are off by {wrong:.3g}")
             self.slot.warm.add(keys[name])
-        self.seen = 0
+        parts.seen = 0
         self.slot.clear()
 
-    def forget(self) -> None:
+    def forget(self, parts: Parts) -> None:
         """Run one by one what :meth:`prepare` failed to prepare."""
-        self.fixed, self.chain, self.recorded = {}, None, False
+        self.prepared, self.chain, self.recorded, parts.seen = {}, None, False, 0
         self.slot.forget_forwards()
-        self.seen = 0
         self.slot.clear()
 
-    def _width(self, of_tree: bool, start: int, count: int) -> int | None:
+    def width(self, of_tree: bool, start: int, count: int) -> int | None:
         """Return the width of the forward that is prepared for ``count`` tokens; None where there is none."""
-        widths = (width for tree, width in sorted(self.fixed) if tree is of_tree)
+        widths = (width for tree, width in sorted(self.prepared) if tree is of_tree)
         return next((x for x in widths if x >= count and self.slot.fits(start, x)), None)
 
-    def _go_to(self, position: int, recorded: bool) -> None:
-        if recorded:
-            self.slot.place(position)
-        else:
-            self.slot.seek(position)
+    def begin(self, start: int, count: int, prepared: bool) -> None:
+        """Let the next forward, which may be a prepared one, write ``count`` slots from ``start`` on."""
+        (self.slot.place if prepared and self.recorded else self.slot.seek)(start)
+        self.slot.filled = start + count
 
-    def _waits(self, text: Tensor, count: int, randomness: Randomness) -> Tensor | None:
-        """Draw what chooses ``count`` tokens, as one choice after another would."""
+    def waits(self, text: Tensor, count: int, randomness: Randomness, at_once: bool = False) -> Tensor | None:
+        """Draw what chooses ``count`` tokens, as one choice after another would, or one ``at_once``."""
         chain = self.chain
         if not chain.choice.drawn:
             return None
-        drawn = [randomness.waits((len(text), 1, chain.choice.drawn), text.device) for _ in range(count)]
+        times, each = (1, count) if at_once else (count, 1)
+        drawn = [randomness.waits((len(text), each, chain.choice.drawn), text.device) for _ in range(times)]
         return pad(torch.cat(drawn, dim=1), (0, 0, 0, chain.length - count), value=1.0).to(self.device)
-
-    def rewind(self, length: int) -> None:
-        self.seen = min(self.seen, length)
-        self.slot.seek(self.seen)
 
     @contextmanager
     def in_use(self) -> Iterator[None]:

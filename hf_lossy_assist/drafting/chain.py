@@ -1,0 +1,259 @@
+"""Sources propose laws, and strategies draft from them: here chains, token by token or as a block."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import LogitsProcessorList
+
+from ..compat.models import device_of
+from ..compat.multimodal import reading
+from ..core.distributions import Randomness
+from ..core.messages import Commit, Draft, DraftCost
+from ..core.texts import Texts
+from ..core.transfers import Look, looks_late
+from ..models.lm_head_hook import LMHeadHook
+from ..models.processing import process, reads_text
+from ..models.runner import ModelRunner, Nodes
+from . import Drafter
+from .draft_ends import DraftLength, DraftStop
+from .vocabulary import NEVER, Vocabulary
+
+_WITHOUT = nullcontext()
+
+
+class Source:
+    """Proposes the laws of tokens after texts, before the user's processors; a strategy drafts from it.
+
+    Attributes
+    ----------
+    model
+        The model that ``runner`` runs.
+    calls, tokens
+        Forwards so far, and the tokens in them.
+    target_inputs
+        Inputs of the target's forwards that it requires.
+    hidden
+        ``(B, keep, d)`` the states that gave the last logits, where they are kept.
+    """
+
+    target_inputs: Mapping[str, Any] = MappingProxyType({})
+    hidden: Tensor | None = None
+    positions: int | None = None  # how many the model has learned, where these are not any number
+    _hook: LMHeadHook | None = None
+
+    def __init__(self, runner: ModelRunner, vocabulary: Vocabulary | None = None) -> None:
+        self.runner, self.model = runner, runner.model
+        self.vocabulary = vocabulary
+        self.device = device_of(self.model)
+        self.calls = self.tokens = 0
+
+    def room(self, ids: Tensor) -> int:
+        """Return how many tokens it can draft after ``ids`` ``(B, W)``."""
+        # The last drafted token is not read.
+        return sys.maxsize if self.positions is None else max(0, self.positions + 1 - ids.shape[1])
+
+    def begin(self, ids: Tensor) -> Tensor:
+        """Begin a draft after ``ids`` ``(B, W)``; return their last tokens, which :meth:`logits` reads first."""
+        return ids[:, self.runner.seen :]
+
+    def logits(self, tokens: Tensor, keep: int = 1, tree: Nodes | None = None) -> Tensor:
+        """Read the next ``tokens`` ``(B, k)`` of the text or the draft, which may be nodes of a ``tree``.
+
+        Return logits ``(B, keep, V)`` over the target's vocabulary, in float32: those after the last tokens.
+        """
+        own = tokens if self.vocabulary is None else self.vocabulary.context(tokens)
+        if self._hook is not None:
+            self._hook.over(keep - 1)
+        with _WITHOUT if self.calls else reading(self.model):  # it may need an image, or another kind of image
+            logits = self.runner.forward(own.to(self.device), keep, tree).logits
+        self.calls += 1
+        self.tokens += self.runner.sent
+        if self._hook is not None:
+            self.hidden = self._hook.hidden
+        if logits.shape[1] > keep:
+            logits = logits[:, -keep:]
+        logits = logits.to(device=tokens.device, dtype=torch.float32)
+        return logits if self.vocabulary is None else self.vocabulary.logits(logits)
+
+    def whole(self, ids: Tensor, count: int, randomness: Randomness, calls: int) -> tuple[Tensor, Tensor] | None:
+        """Draft ``count`` tokens in one go, by as many forwards as ``calls``: tokens ``(B, n)``, logits ``(B, n, V)``.
+
+        None where the runner is not prepared for that.
+        """
+        if (drafted := self.runner.draft(ids, count, randomness)) is None:
+            return None
+        self.calls, self.tokens = self.calls + calls, self.tokens + self.runner.sent
+        return drafted[0].to(ids.device), drafted[1].to(ids.device)
+
+    def rewind(self, length: int) -> None:
+        """Forget everything after the first ``length`` tokens."""
+        self.runner.rewind(length)
+
+    def learn(self, commit: Commit) -> None:
+        """Follow what a round has committed."""
+        self.runner.follow(commit)
+
+    def in_use(self) -> AbstractContextManager[None]:
+        """It is asked inside this block only."""
+        return self.runner.in_use()
+
+
+class Sampler:
+    """Chooses tokens from the very law q that it reports, which is a source's after the user's ``processors``.
+
+    Tokens in ``never`` are not drafted.
+    """
+
+    def __init__(
+        self,
+        processors: LogitsProcessorList | None = None,
+        do_sample: bool = False,
+        randomness: Randomness | None = None,
+        never: Sequence[int] = (),
+    ) -> None:
+        self.processors = LogitsProcessorList() if processors is None else processors
+        self.do_sample = do_sample
+        self.randomness = Randomness() if randomness is None else randomness
+        self.reads_text = reads_text(self.processors)
+        self._never = torch.tensor(never) if never else None
+
+    def __call__(
+        self, logits: Tensor, text: Tensor, drafted: Sequence[Tensor], wants_law: bool = False
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Choose the next tokens by their raw logits ``(B, n, V)``: several where no processor reads the text.
+
+        Return the tokens ``(B, n)``, the logits of q ``(B, n, V)``, and q where it is needed, else these logits.
+        """
+        if self._never is not None:
+            logits = logits.index_fill(-1, self._never.to(logits.device), NEVER)
+        if self.processors:
+            text = torch.cat([text, *drafted], dim=-1) if self.reads_text else text
+            logits = process(self.processors, text, logits)
+        law = logits.softmax(-1) if self.do_sample or wants_law else logits
+        return self.randomness.categorical(law) if self.do_sample else logits.argmax(-1), logits, law
+
+
+class ChainDrafter(Drafter):
+    """Drafts one token after another.
+
+    ``draft_length`` is γ, or chooses it from round to round. ``keep_logits`` returns the logits of q with the tokens,
+    and ``stop`` ends drafts early.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        draft_length: int | DraftLength,
+        sampler: Sampler | None = None,
+        keep_logits: bool = True,
+        stop: DraftStop | None = None,
+    ) -> None:
+        self.source = source
+        self.draft_length = DraftLength(draft_length) if isinstance(draft_length, int) else draft_length
+        self.sampler = Sampler() if sampler is None else sampler
+        self.keep_logits = keep_logits
+        self.stop = stop
+        self._drafted = 0
+
+    def propose(self, ids: Tensor, layout: Texts | None, remaining: Sequence[int]) -> Draft:
+        source = self.source
+        before = source.calls, source.tokens
+        self._drafted = n = min(self.draft_length.size, max(remaining) - 1, source.room(ids))
+        if n <= 0:
+            return Draft(ids[:, :0], target_inputs=source.target_inputs)
+        tokens, logits, hidden, sure = self._draft(ids, n)
+        self._drafted = n = tokens.shape[1]
+        return Draft(
+            tokens,
+            logits if self.keep_logits else None,
+            hidden,
+            lengths_of(n, remaining, sure),
+            cost=DraftCost(source.calls - before[0], source.tokens - before[1]),
+            target_inputs=source.target_inputs,
+        )
+
+    def _draft(self, ids: Tensor, n: int) -> tuple[Tensor, Tensor | None, Tensor | None, Sequence[Sequence[bool]]]:
+        """Return up to ``n`` tokens, q's logits, the states that gave these, and which tokens each row is sure of."""
+        source, stop = self.source, self.stop
+        unread = source.begin(ids)
+        if (whole := source.whole(ids, n, self.sampler.randomness, calls=n)) is not None:
+            return *whole, None, ()
+        tokens, scores, states, looks, sure = [], [], [], [], []
+        if stop is not None:
+            late = looks_late(ids.device)
+            stop.begin()
+        for _ in range(n):
+            unread, logits, law = self.sampler(source.logits(unread), ids, tokens, stop is not None)
+            tokens.append(unread)
+            scores.append(logits)
+            if source.hidden is not None:
+                states.append(source.hidden)
+            if stop is not None:
+                looks.append(Look(stop.goes_on(law, unread)))
+                if len(looks) > late:
+                    sure.append(looks[len(sure)].tolist())
+                if sure and not any(map(all, zip(*sure, strict=True))):
+                    for of_token in (tokens, scores, states):
+                        del of_token[len(sure) :]  # drafted before the look
+                    break
+        logits = torch.cat(scores, dim=1) if self.keep_logits else None
+        hidden = torch.cat(states, dim=1).to(ids.device) if states else None
+        return torch.cat(tokens, dim=-1), logits, hidden, sure
+
+    def forget(self, ids: Tensor) -> None:
+        self.source.rewind(ids.shape[1] - 1)
+
+    def observe(self, commit: Commit) -> None:
+        if self._drafted and self.draft_length.adapts:
+            self.draft_length.observe(self._drafted, round(sum(commit.accepted) / len(commit.accepted)))
+        self._drafted = 0
+        self.source.learn(commit)
+
+    def in_use(self) -> AbstractContextManager[None]:
+        return self.source.in_use()
+
+
+class BlockDrafter(ChainDrafter):
+    """Drafts the tokens of a block at once: one forward proposes the laws of all, each whatever the others are."""
+
+    def propose(self, ids: Tensor, layout: Texts | None, remaining: Sequence[int]) -> Draft:
+        length = self.draft_length
+        length.size = min(length.size, self.source.model.longest)  # a schedule would add on, and come back late
+        return super().propose(ids, layout, remaining)
+
+    def _draft(self, ids: Tensor, n: int) -> tuple[Tensor, Tensor | None, Tensor | None, Sequence[Sequence[bool]]]:
+        source, stop, chosen, tokens = self.source, self.stop, [], []
+        newest = source.begin(ids)
+        if (whole := source.whole(ids, n, self.sampler.randomness, calls=1)) is not None:
+            return *whole, None, ()
+        logits, one_by_one = source.logits(newest, n), self.sampler.reads_text
+        for part in logits.split(1, dim=1) if one_by_one else [logits]:
+            chosen.append(self.sampler(part, ids, tokens, stop is not None))
+            tokens.append(chosen[-1][0])
+        tokens, logits, laws = (torch.cat(x, dim=1) for x in zip(*chosen, strict=True))
+        if stop is None:
+            return tokens, logits, None, ()
+        stop.begin()
+        pairs = zip(laws.split(1, dim=1), tokens.split(1, dim=1), strict=True)
+        sure = torch.stack([stop.goes_on(law, token) for law, token in pairs]).tolist()
+        n = max((row.index(False) + 1 if False in row else n) for row in zip(*sure, strict=True))
+        return tokens[:, :n], logits[:, :n], None, sure[:n]
+
+
+def lengths_of(n: int, remaining: Sequence[int], sure: Sequence[Sequence[bool]]) -> tuple[int, ...] | None:
+    """Return how many of n drafted tokens each row gets: up to the first unsure one, and as many as fit."""
+    apart = len(remaining) > 1 and bool(sure)
+    if not apart and min(remaining) > n:
+        return None
+    full = [n] * len(remaining)
+    if apart:
+        full = [row.index(False) + 1 if False in row else n for row in zip(*sure, strict=True)]
+    lengths = tuple(min(length, max(room - 1, 0)) for length, room in zip(full, remaining, strict=True))
+    return None if set(lengths) == {n} else lengths
