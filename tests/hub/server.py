@@ -24,14 +24,10 @@ def blob_id(content: bytes) -> str:
 
 @dataclass
 class Repository:
-    """A repository. ``served`` changes what a path's download carries, behind the back of its recorded hashes.
-
-    ``sdk`` is what runs it, where it is a Space.
-    """
+    """A repository. ``served`` changes what a path's download carries, behind the back of its recorded hashes."""
 
     private: bool = False
     gated: bool = False
-    sdk: str | None = None
     commits: dict[str, dict[str, bytes]] = field(default_factory=dict)
     branches: dict[str, str] = field(default_factory=dict)
     served: dict[str, Callable[[bytes], bytes]] = field(default_factory=dict)
@@ -199,7 +195,7 @@ class _Handler(BaseHTTPRequestHandler):
         if repo in self.hub.repositories:
             return self._json(url | {"error": "You already created this model repo"}, 409)
         private = wanted.get("visibility") == "private" or bool(wanted.get("private"))
-        repository = Repository(private=private, sdk=wanted.get("sdk"))
+        repository = Repository(private=private)
         repository.commit("main", {})
         self.hub.repositories[repo] = repository
         return self._json(url)
@@ -246,8 +242,8 @@ _ROUTES: list[tuple[tuple[str, ...], str, Callable[..., None]]] = [
     (("GET",), rf"/api/models/{_ID}/tree/(?P<revision>.+)", _Handler.tree),
     (("GET", "HEAD"), rf"/{_ID}/resolve/(?P<revision>[^/]+)/(?P<path>.+)", _Handler.resolve),
     (("POST",), r"/api/repos/create", _Handler.create),
-    (("POST",), rf"/api/(models|spaces)/{_ID}/branch/(?P<name>.+)", _Handler.branch),
+    (("POST",), rf"/api/models/{_ID}/branch/(?P<name>.+)", _Handler.branch),
     (("POST",), r"/api/validate-yaml", _Handler.validate),
-    (("POST",), rf"/api/(models|spaces)/{_ID}/preupload/(?P<revision>.+)", _Handler.preupload),
-    (("POST",), rf"/api/(models|spaces)/{_ID}/commit/(?P<revision>.+)", _Handler.commit),
+    (("POST",), rf"/api/models/{_ID}/preupload/(?P<revision>.+)", _Handler.preupload),
+    (("POST",), rf"/api/models/{_ID}/commit/(?P<revision>.+)", _Handler.commit),
 ]

@@ -102,21 +102,13 @@ def test_settings_and_requests(models):
 
 
 @pytest.mark.usefixtures("_stand_in")
-def test_a_draft_that_was_rounded_here_is_refused(models):
-    [mode] = parse_modes("topk@4", 5)
-    refused = pytest.raises(LossyUnsupportedError, match=r"`draft_dtype` 'int8'.*leave it out")
-    with VllmEngines(PYTHON) as engines, refused:
-        engines.of(replace(models, draft=quantize_draft(models.draft)), mode)
-
-
-@pytest.mark.parametrize("mode", ["draft", "lossless@auto"])
-@pytest.mark.usefixtures("_stand_in")
-def test_modes_that_vllm_lacks(mode: str):
-    with (
-        VllmEngines(PYTHON) as engines,
-        pytest.raises(LossyValueError, match=f"`--modes` has '{mode}', which can't run in vLLM"),
-    ):
-        engines.modes(parse_modes(mode, 5))
+def test_modes_that_vllm_lacks_and_drafts_that_were_rounded_here(models):
+    with VllmEngines(PYTHON) as engines:
+        for mode in ("draft", "lossless@auto"):
+            with pytest.raises(LossyValueError, match=f"`--modes` has '{mode}', which can't run in vLLM"):
+                engines.modes(parse_modes(mode, 5))
+        with pytest.raises(LossyUnsupportedError, match=r"`draft_dtype` 'int8'.*leave it out"):
+            engines.of(replace(models, draft=quantize_draft(models.draft)), *parse_modes("topk@4", 5))
 
 
 def test_environments_without_vllm(tmp_path, monkeypatch):

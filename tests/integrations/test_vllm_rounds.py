@@ -46,22 +46,17 @@ def decided(
     rows: list[int] | None = None,
     do_sample: bool = False,
     tables: Any = None,
+    prompt: int = 1,
     **limits: Any,
 ) -> tuple[torch.Tensor, Decision]:
-    """Decide some requests of a step, or all; each has its number as seed and slot, and one token of prompt."""
+    """Decide some requests of a step, or all; each has its number as seed and slot, and so many tokens of prompt."""
     count = len(step.counts)
     rows = list(range(count)) if rows is None else rows
     index, limits = torch.tensor(rows), Limits(**limits)
     group = Group(
-        LossyConfig(rule, limits=limits),
-        do_sample,
-        limits.bind(None),
-        rows,
-        index,
-        seeds=index,
-        prompts=torch.ones_like(index),
-        slots=index,
-    )
+        LossyConfig(rule, limits=limits), do_sample, limits.bind(None), rows, index, seeds=index,
+        prompts=torch.full_like(index, prompt), slots=index,
+    )  # fmt: skip
     return decide_group(group, step, Tables(count, torch.device("cpu")) if tables is None else tables)
 
 
@@ -147,30 +142,22 @@ def test_a_draft_ends_where_a_grammar_forbids_it(do_sample: bool):
         assert [int(output[0, 2]), int(output[1, 1])] == step.logits[[2, 5]].argmax(-1).tolist()
 
 
-def test_a_scope_is_read_from_the_text():
-    step = step_of([2, 2], with_q=False)
+@pytest.mark.parametrize(
+    ("limits", "texts", "prompt", "kept"),
+    [
+        ({"scope": {"start": 5, "end": 6}}, [[-1, 5, 1], [5, 6, 1]], 1, [2, 0]),
+        ({"strict_on_quotes": 2}, [[5, 6, 7, 5, 6], [5, 7, 6, 5, 6]], 3, [0, 2]),  # the first row quotes ``5, 6``
+    ],
+    ids=["a scope", "a quote of the prompt"],
+)
+def test_limits_are_read_from_the_text(limits: dict, texts: list[list[int]], prompt: int, kept: list[int]):
+    texts, step = torch.tensor(texts), step_of([2, 2], with_q=False)
     wrong = ((step.logits.argmax(-1) + 1) % 5).int()
-    texts = torch.tensor([[-1, 5, 1], [5, 6, 1]])
-    step = replace(step, tokens=wrong, texts=lambda rows: texts[list(rows)])
-    output, _ = decided(step, TopK(k=V), scope={"start": 5, "end": 6})
-    assert output[0, :2].tolist() == wrong[:2].tolist()
-    assert output[1, 1] == NOTHING
-
-
-def test_a_quote_of_the_prompt_is_read_from_the_text():
-    """Texts of one length of prompt, whose last tokens are generated: the first row quotes ``5, 6``, the second not."""
-    step = replace(step_of([2, 2], with_q=False), positions=torch.tensor([4, 4]))
-    wrong = ((step.logits.argmax(-1) + 1) % 5).int()
-    texts = torch.tensor([[5, 6, 7, 5, 6], [5, 7, 6, 5, 6]])
-    step = replace(step, tokens=wrong, texts=lambda rows: texts[list(rows)])
-    index = torch.arange(2)
-    limits = Limits(strict_on_quotes=2)
-    group = Group(
-        LossyConfig(TopK(k=V), limits=limits), False, limits.bind(None), [0, 1], index,
-        seeds=index, prompts=torch.tensor([3, 3]), slots=index,
-    )  # fmt: skip
-    _, decision = decide_group(group, step, Tables(2, torch.device("cpu")))
-    assert decision.n_accepted.tolist() == [0, 2]
+    step = replace(
+        step, tokens=wrong, texts=lambda rows: texts[list(rows)], positions=torch.full((2,), texts.shape[1] - 1)
+    )
+    _, decision = decided(step, TopK(k=V), prompt=prompt, **limits)
+    assert decision.n_accepted.tolist() == kept
 
 
 def test_requests_with_a_grammar_are_lossless():
