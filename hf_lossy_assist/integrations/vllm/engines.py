@@ -76,29 +76,25 @@ class Engine:
         finally:
             watch.cancel()
         if not line:
+            self._process.kill()
+            self._process.wait()
+            self._errors.seek(0)
+            last = "\n".join(self._errors.read().decode(errors="replace").splitlines()[-12:])
             raise LossyUnsupportedError(
                 f"vLLM's process ended, or was stopped after {self._seconds:.0f} seconds without an answer. It wrote "
-                f"last:\n{self._last_words()}"
+                f"last:\n{last}"
             )
         reply = json.loads(line)
         if "error" in reply:
             raise LossyValueError(reply["error"])
         return reply
 
-    def _last_words(self) -> str:
-        self._process.kill()
-        self._process.wait()
-        self._errors.seek(0)
-        return "\n".join(self._errors.read().decode(errors="replace").splitlines()[-12:])
-
     def close(self) -> None:
-        self._process.stdin.close()
         try:
-            self._process.wait(timeout=30)
+            self._process.communicate(timeout=30)  # its input ends
         except subprocess.TimeoutExpired:
             self._process.kill()
-            self._process.wait()
-        self._process.stdout.close()
+            self._process.communicate()
         self._errors.close()
 
 
