@@ -54,17 +54,7 @@ def test_figures_are_json_where_programs_read_them(bundled, tmp_path):
 
 
 def test_sampled_rows_say_how_far_rules_leave_the_target(bundled, tmp_path):
-    given = (
-        "--sample",
-        "--temperature",
-        "1",
-        "--top-p",
-        "0.95",
-        "--modes",
-        "ears:beta=1.0",
-        "--out",
-        str(tmp_path),
-    )
+    given = f"--sample --temperature 1 --top-p 0.95 --modes ears:beta=1.0 --out {tmp_path}".split()
     shown = run(*given)
     assert "TV" in shown
     rows = {row["mode"]: row for row in json.loads((tmp_path / "advice.json").read_text(encoding="utf-8"))["rows"]}

@@ -45,8 +45,6 @@ ERRORS = {
         ("M --chat P", "has no chat template"),
     ],
     "advise": [
-        (f"{PAIR} --gammas 1,x", "'1,x' is not a list of numbers"),
-        (f"{PAIR} --gammas 0", "`--gammas` has to be a list of different ints from 1 to 64"),
         (f"{PAIR} --top-p nan --sample", "--top-p. It has to be a number > 0 and <= 1"),
     ],
     "inspect": [

@@ -11,14 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from hf_lossy_assist import pairs
 from hf_lossy_assist.calibration import calibrate
 from hf_lossy_assist.errors import LossyValueError
 from hf_lossy_assist.evaluation import evaluation as module
 from hf_lossy_assist.tasks import Arithmetic
 from hf_lossy_assist.tasks.sandbox import isolation
 from tests.cli.running import invoke
-from tests.eagle3_heads import layer, random_head
 from tests.forking import ended, fork, fork_ranks
 
 MODES = "plain,lossless,topk:k=2"
@@ -81,22 +79,17 @@ def test_models_and_a_task_of_one_s_own(tiny_pair_folder, tmp_path):
     assert "plain" in plain
 
 
-def test_prompt_lookup_drafts_in_the_pair_s_place(bundled, tmp_path):
-    run("--pair", "arithmetic", *SMALL, "--prompt-lookup", "2", "--out", str(tmp_path))
+@pytest.mark.parametrize("named", [False, True])
+def test_prompt_lookup_drafts_in_the_pair_s_place_or_before_a_draft_that_is_named(bundled, tmp_path, named):
+    draft = ("--assistant", "draft") if named else ()
+    run("--pair", "arithmetic", *SMALL, *draft, "--prompt-lookup", "2", "--out", str(tmp_path))
     summary, rows = read(tmp_path)
     assert list(summary) == ["plain", "lossless", "min_p", "regret"]
-    assert json.loads((tmp_path / "manifest.json").read_text())["draft"] is None
-    assert {row["text"] for row in rows if row["mode"] == "plain"} == {
-        row["text"] for row in rows if row["mode"] == "lossless"
-    }
-
-
-def test_prompt_lookup_comes_before_a_draft_that_is_named(bundled, tmp_path):
-    run("--pair", "arithmetic", *SMALL, "--assistant", "draft", "--prompt-lookup", "2", "--out", str(tmp_path))
     manifest = json.loads((tmp_path / "manifest.json").read_text())
-    assert manifest["draft"] is not None
-    assert manifest["prompt_lookup_num_tokens"] == 2
-    assert {mode.get("num_assistant_tokens") for mode in manifest["modes"].values()} == {None, 3}
+    assert (manifest["draft"] is not None, manifest.get("prompt_lookup_num_tokens")) == (named, 2 if named else None)
+    assert {mode.get("num_assistant_tokens") for mode in manifest["modes"].values()} == {None, 3 if named else 2}
+    plain, lossless = ({row["text"] for row in rows if row["mode"] == mode} for mode in ("plain", "lossless"))
+    assert plain == lossless
 
 
 def test_ctrl_c_keeps_what_was_answered(bundled, tmp_path, monkeypatch):
@@ -155,27 +148,3 @@ def test_prompts_of_a_file_are_only_timed_and_every_rule_can_take_part(tiny_pair
     assert "fly" not in summary, "it changes nothing in drafts of five tokens"
     manifest = json.loads((tmp_path / "manifest.json").read_text())
     assert (manifest["dtype"], manifest["clock"], manifest["measure"]) == ("bfloat16", "cpu", None)
-
-
-def test_repeats_are_columns(bundled, tmp_path):
-    printed = run(
-        "--pair", "arithmetic", "--modes", "plain,stock,lossless,topk+dropmatch", *SMALL, "--repeats", "2",
-        "--out", str(tmp_path),
-    ).stdout  # fmt: skip
-    summary, rows = read(tmp_path)
-    assert all(len(row["repeats"]) == 2 for row in rows)
-    for entry in summary.values():
-        assert entry["speed"]["least"] <= entry["tokens_per_second"] <= entry["speed"]["most"]
-        assert entry["speed"]["times"].keys() == {"plain", "stock", "lossless"}
-    assert {summary[label]["same_texts"] for label in ("plain", "stock", "lossless")} == {3}
-    assert "Speed; ×" in printed
-
-
-def test_an_eagle3_head_is_timed_like_a_draft_model(tiny_pair_folder, bundled, tmp_path):
-    config = pairs.load("arithmetic").target.config
-    sizes = {"target_hidden_size": config.hidden_size, "target_layers": (0, 1)}
-    random_head(layer(vocab_size=config.vocab_size), **sizes).save_pretrained(tmp_path / "head")
-    modes = "plain,lossless@3,lossless:tree.depth=2:tree.top_k=2:tree.nodes=4"
-    models = ["--pair", "arithmetic", "--assistant", str(tmp_path / "head")]
-    run(*models, "--modes", modes, *SMALL[:4], "--out", str(tmp_path))
-    assert all(row["seconds"] > 0 and row["drafted"] for row in read(tmp_path)[1] if row["mode"] != "plain")

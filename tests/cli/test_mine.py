@@ -66,14 +66,11 @@ def test_judge_labels(options, tmp_path):
     assert sorted(row.id for row in mined.prompts) == [0, 1, 2, 3]
     assert mined.tokens["target_draft"].shape == mined.tokens["draft_previous"].shape == (len(labels), 16)
 
-    manifest = mined.manifest
-    assert (manifest["kind"], manifest["task"]) == ("judge", "letters")
+    text = (tmp_path / "data" / "manifest.json").read_text(encoding="utf-8")
+    assert text.startswith("{\n  ")  # for people
+    manifest = json.loads(text)
     assert (manifest["target"]["name"], manifest["draft"]["name"]) == ("target", "draft")
-    assert manifest["settings"] == {
-        "labels": "judge", "writer_dtype": None, "split": "train", "max_new_tokens": 8,
-        "dtype": {"target": "float32", "draft": "float32"}, "decoding": "greedy", "api_model": None, "data": None,
-        "task_settings": {"modulus": 3},
-    }  # fmt: skip
+    assert (manifest["settings"]["data"], manifest["settings"]["task_settings"]) == (None, {"modulus": 3})
     (origin,) = manifest["runs"]
     assert {"torch", "transformers", "hf_lossy_assist", "date", "argv", "limit", "batch_size"} <= origin.keys()
 
@@ -126,18 +123,12 @@ def test_a_repeated_command_goes_on(options, tmp_path):
     assert sorted(row.id for row in after.prompts) == list(range(6))
     assert len(after.manifest["runs"]) == 2
 
-    refused = run(*options, "--max-new-tokens", 9, "--sample")
+    refused = run(*options, *"--max-new-tokens 9 --sample --temperature 0.7 --seed 3".split())
     assert refused.exit_code == 2
     assert "of `settings` was 8 and is 9" in refused.stderr
-    assert "`decoding` of `settings` was 'greedy' and is {'temperature': 1.0, 'seed': 0}" in refused.stderr
+    assert "`decoding` of `settings` was 'greedy' and is {'temperature': 0.7, 'seed': 3}" in refused.stderr
     assert refused.stderr.count("\n") == 1
     assert load_mined(tmp_path / "data").prompts == after.prompts
-
-
-def test_sampled_labels(options, tmp_path):
-    ok(*options, "--sample", "--temperature", "0.7", "--seed", "3")
-    mined = load_mined(tmp_path / "data")
-    assert mined.manifest["settings"]["decoding"] == {"temperature": 0.7, "seed": 3}
 
 
 def test_ratio_labels(options, tmp_path):
@@ -231,10 +222,3 @@ def test_models_with_other_vocabularies_are_refused(models, tiny_pair_folder, tm
     result = run("--task", TASK, *models, "--assistant", tmp_path / "small", "--out", tmp_path / "data")
     assert result.exit_code == 2
     assert "`--assistant` has to share the target's tokenizer" in result.stderr
-
-
-def test_the_manifest_is_json_for_people(options, tmp_path):
-    ok(*options)
-    text = (tmp_path / "data" / "manifest.json").read_text(encoding="utf-8")
-    assert text.startswith("{\n  ")
-    assert json.loads(text)["settings"]["split"] == "train"

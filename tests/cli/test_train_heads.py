@@ -58,19 +58,8 @@ def test_a_judge_is_trained_and_described(mined, tmp_path):
 def test_a_target_that_was_behind_an_api_is_known_by_its_configuration(tiny_pair_folder, tmp_path):
     examples = judged().only(["draft_draft"])
     data, out = write_judged(tmp_path / "data", examples, target=None), tmp_path / "head"
-    run(
-        "judge",
-        "--data",
-        data,
-        "--models",
-        "draft",
-        "--features",
-        "draft",
-        "--model",
-        tiny_pair_folder / "target",
-        "--out",
-        out,
-    )
+    models = f"--models draft --features draft --model {tiny_pair_folder / 'target'}".split()
+    run("judge", "--data", data, *models, "--out", out)
     identity = JudgeHead.from_pretrained(out).config.target
     assert (identity.name, identity.hidden_size, identity.fingerprint) == ("target", 16, ())
     assert identity.differences(pairs.load("arithmetic", folder=tiny_pair_folder).target) == []

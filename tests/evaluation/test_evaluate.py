@@ -121,15 +121,6 @@ def test_a_repeated_answer_is_one_record_with_the_seconds_of_each_repeat(evaluat
         assert (row.speed.least, row.speed.most) == pytest.approx((min(speeds), max(speeds)))
 
 
-def test_prompts_without_a_task_are_only_timed(evaluation, tmp_path):
-    timed = replace(evaluation, limit=2, measure=None)
-    result = timed.complete(tmp_path)
-    assert {answer.score for answer in result.answers} == {None}
-    assert {row.score for row in result.modes.values()} == {None}
-    assert "score" not in repr(result)
-    assert result.modes["lossless"].speed.times["plain"][0] > 0
-
-
 @pytest.mark.parametrize("size", [1, 4])
 def test_a_run_that_was_killed_goes_on(evaluation, requests, tmp_path, size):
     modes = [mode for mode in evaluation.modes if mode.label != "stock"]
@@ -213,20 +204,6 @@ def test_what_can_t_be_evaluated_is_refused_first(evaluation, change, message):
     with pytest.raises(LossyValueError, match=message) as raised:
         changed(evaluation, **change)
     assert "--" not in str(raised.value), "there are no options in Python"
-
-
-@pytest.mark.parametrize(
-    ("modes", "message"),
-    [
-        ("plain,dropmtch", "`modes` .*did you mean 'dropmatch'"),
-        ("plain,stok", "`modes` .*did you mean 'stock'"),
-        ("plain,topk@x", "`modes` has to have a γ"),
-        ("plain,topk:k", "`modes` has to have settings KEY=VALUE"),
-    ],
-)
-def test_modes_that_are_written_wrongly(pair, modes, message):
-    with pytest.raises(LossyValueError, match=message):
-        hf_lossy_assist.evaluate(pair.target, pair.draft, tokenizer=pair.tokenizer, task=pair.task, modes=modes)
 
 
 def test_defaults_of_an_enabled_model_are_no_mode_s(pair, whole):

@@ -112,8 +112,15 @@ def test_a_nucleus_keeps_draws_to_the_likeliest_tokens(models):
         assert run_request(models, replace(narrow, top_p=1.0), request, 12).rows[0].tolist() != greedy
 
 
-def test_settings_of_modes_without_a_rule():
-    [everything] = parse_modes("everything@9:strict_first_n=4", 5)
+def test_modes_are_read():
+    plain, stock, several, auto = parse_modes("plain, stock@3,topk@7:k=3:tolerance=0.5,lossless@auto", 5)
+    assert (plain.label, stock.label, stock.gamma) == ("plain", "stock@3", 3)
+    assert (several.gamma, several.settings, auto.gamma) == (7, {"k": 3, "tolerance": 0.5}, "auto")
+    assert parse_modes("stock", "auto")[0].gamma == 5
+    assert {mode.temperature for mode in parse_modes("plain,stock,topk", 5, 0.7)} == {0.7}
+    draft, everything = parse_modes("draft,everything@9:strict_first_n=4", 5, 0.5)
+    assert (draft.answers, draft.gamma, draft.temperature) == ("draft", None, 0.5)
+    assert (everything.label, everything.rule) == ("everything@9:strict_first_n=4", "thresholds")
     assert (everything.gamma, everything.settings) == (9, {"threshold_single": 0, "strict_first_n": 4})
     with pytest.raises(LossyValueError, match="without settings, but is 'draft:k=3'"):
         parse_modes("draft:k=3", 5)

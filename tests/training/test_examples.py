@@ -35,11 +35,7 @@ def test_what_was_written_is_read(tmp_path):
     ordered = json.dumps(manifest, sort_keys=True, ensure_ascii=False)
     assert found.origin.data["sha256"] == hashlib.sha256(ordered.encode()).hexdigest()
     assert found.origin.data["tokens"] == 100
-
-
-def test_states_may_be_chosen(tmp_path):
-    found = read_judged(write_judged(tmp_path, judged(prompts=20)), ["target_draft"])
-    assert list(found.examples.states) == ["target_draft"]
+    assert list(read_judged(tmp_path, ["target_draft"]).examples.states) == ["target_draft"]
 
 
 def test_folders_are_read_together(tmp_path):
@@ -76,60 +72,51 @@ def test_ratios(tmp_path):
     assert list(only.states) == ["token"]
 
 
-def test_folders_of_something_else(tmp_path):
-    with pytest.raises(LossyValueError, match=r"there is no folder '.*nowhere'"):
-        read_judged(tmp_path / "nowhere")
-    with pytest.raises(LossyValueError, match=r"manifest\.json"):
-        read_judged(tmp_path)
-    write_judged(tmp_path / "judge", judged(prompts=4))
-    write_ratios(tmp_path / "ratio", ratios(prompts=4))
-    with pytest.raises(LossyValueError, match=r"'ratio', but .* 'judge'; use `lossy-assist train judge`"):
-        read_ratios(tmp_path / "judge")
-    with pytest.raises(LossyValueError, match=r"'judge', but .* 'ratio'; use `lossy-assist train verifier`"):
-        read_judged(tmp_path / "ratio")
-
-
-def test_prompts_without_labels(tmp_path):
-    folder = write_judged(tmp_path, judged(prompts=4))
-    store = LabelFolder(folder, LabelFolder(folder).plan)
+def without_tokens(folder):
+    store = LabelFolder(write_judged(folder, judged(prompts=4)), LabelFolder(folder).plan)
     for row in store:
-        store.add(row)  # without its tokens
-    with pytest.raises(LossyValueError, match="none of the 4 prompts"):
-        read_judged(folder)
+        store.add(row)
 
 
-def test_states_that_were_not_mined(tmp_path):
-    examples = judged(prompts=4)
-    write_judged(tmp_path, examples.only(["target_draft"]))
-    with pytest.raises(LossyValueError, match=r"\['draft_draft'\].* mined with \['target_draft'\] only"):
-        read_judged(tmp_path, ["target_draft", "draft_draft"])
-
-
-def test_rows_of_different_lengths(tmp_path):
-    write_judged(tmp_path, judged(prompts=4))
-    store = LabelFolder(tmp_path, LabelFolder(tmp_path).plan)
+def of_different_lengths(folder):
+    store = LabelFolder(write_judged(folder, judged(prompts=4)), LabelFolder(folder).plan)
     (first, *_) = store
     tokens = store.arrays(first.id)
     store.add(first, **tokens | {"target_draft": tokens["target_draft"][:, 1:]})
-    with pytest.raises(LossyValueError, match="'target_draft'"):
-        read_judged(tmp_path)
 
 
-def test_a_target_behind_an_api(tmp_path):
-    write_judged(tmp_path, judged(prompts=4), target=None)
-    with pytest.raises(LossyValueError, match=r"has to name the target.*`--model`"):
-        read_judged(tmp_path)
-    assert read_judged(tmp_path, target=DRAFT).origin.target == DRAFT
-    write_judged(tmp_path / "named", judged(prompts=4))
-    with pytest.raises(LossyValueError, match=r"`--model` is for data without a target, but .* has 'org/large'"):
-        read_judged(tmp_path / "named", target=DRAFT)
-
-
-def test_probabilities_that_are_none(tmp_path):
+def broken_ratios(folder):
     data = ratios(prompts=4)
     data.q[3] = np.nan
-    with pytest.raises(LossyValueError, match="column 'q' has NaN or infinite values in 1 of 20"):
-        read_ratios(write_ratios(tmp_path, data))
+    write_ratios(folder, data)
+
+
+BOTH = ["target_draft", "draft_draft"]
+
+
+@pytest.mark.parametrize(("write", "read", "said"), [
+    (lambda x: None, read_judged, r"there is no folder '.*data'"),
+    (lambda x: x.mkdir(), read_judged, r"manifest\.json"),
+    (lambda x: write_judged(x, judged(prompts=4)), read_ratios, "'ratio', but .* 'judge'; use `.* train judge`"),
+    (lambda x: write_ratios(x, ratios(prompts=4)), read_judged, "'judge', but .* 'ratio'; use `.* train verifier`"),
+    (without_tokens, read_judged, "none of the 4 prompts"),
+    (lambda x: write_judged(x, judged(prompts=4).only(["target_draft"])), lambda x: read_judged(x, BOTH),
+     r"\['draft_draft'\].* mined with \['target_draft'\] only"),
+    (of_different_lengths, read_judged, "'target_draft'"),
+    (lambda x: write_judged(x, judged(prompts=4), target=None), read_judged, "has to name the target.*`--model`"),
+    (lambda x: write_judged(x, judged(prompts=4)), lambda x: read_judged(x, target=DRAFT),
+     "`--model` is for data without a target, but .* has 'org/large'"),
+    (broken_ratios, read_ratios, "column 'q' has NaN or infinite values in 1 of 20"),
+])  # fmt: skip
+def test_folders_that_can_not_be_read_say_why(tmp_path, write, read, said):
+    write(tmp_path / "data")
+    with pytest.raises(LossyValueError, match=said):
+        read(tmp_path / "data")
+
+
+def test_a_target_behind_an_api_may_be_named(tmp_path):
+    write_judged(tmp_path, judged(prompts=4), target=None)
+    assert read_judged(tmp_path, target=DRAFT).origin.target == DRAFT
 
 
 @pytest.mark.parametrize(

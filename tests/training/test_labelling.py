@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import signal
-import time
 from collections import Counter
 
 import pytest
@@ -15,7 +13,7 @@ from hf_lossy_assist.models.reading import CachedText
 from hf_lossy_assist.store.folder import Process, claimed
 from hf_lossy_assist.training.judge_labels import mismatch_states
 from hf_lossy_assist.training.label_folder import load_mined
-from tests.forking import elsewhere, ended, fork
+from tests.forking import elsewhere
 from tests.tiny_models import tiny
 from tests.training.parts import Checksum, labelling, run, tiny_parts
 
@@ -135,26 +133,3 @@ def test_prompts_that_do_not_fit_are_skipped(tmp_path):
     (prompt,), other = parts.prompts(1), labelling(parts, 1, target=tiny(), draft=tiny("gpt2"), max_new_tokens=100)
     fits = [other.refusal(dataclasses.replace(prompt, tokens=(3,) * n)) is None for n in (0, 1, 156, 157)]
     assert fits == [False, True, True, False]
-
-
-def test_a_killed_process_is_continued(tmp_path):
-    """SIGKILL, a hard one: nothing that was finished is lost or mined again."""
-    parts = tiny_parts(seed=3)
-    victim = fork(run, tmp_path, labelling(parts, 2000))
-    lines = tmp_path / "prompts.jsonl"
-    for _ in range(1200):
-        if (lines.is_file() and lines.read_text().count("\n") >= 5) or not victim.is_alive():
-            break
-        time.sleep(0.05)
-    victim.kill()
-    assert ended(victim) == -signal.SIGKILL
-    before = {row.id: row for row in load_mined(tmp_path).prompts}
-    assert len(before) >= 5
-
-    count = max(before) + 3
-    assert run(tmp_path, labelling(parts, count)) == sorted(set(range(count)) - before.keys())
-    after = load_mined(tmp_path)
-    assert sorted(row.id for row in after.prompts) == list(range(count))
-    assert {row.id: row for row in after.prompts if row.id in before} == before
-    labels = Counter(after.tokens["prompt_id"].tolist())
-    assert all(labels[row.id] == row.columns.get("mismatches", 0) for row in after.prompts)

@@ -10,7 +10,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hf_lossy_assist import pairs
 from hf_lossy_assist.training.choice import GumbelMax, gumbel
 from hf_lossy_assist.training.search import Found
 from tests.tiny_models import ARCHITECTURES
@@ -87,22 +86,6 @@ def test_promises_hold_for_random_models(seed, noise, modulus, t_max):
     for prompt in prompts:
         assert_same(found[prompt.id], expected(parts, prompt))
         assert_promises(parts, prompt, found[prompt.id])
-
-
-@pytest.fixture(scope="module")
-def bundled() -> Parts:
-    pair = pairs.load("arithmetic")
-    return Parts(pair.target, pair.draft, pair.tokenizer, pair.task, max_new_tokens=100)
-
-
-def test_labels_and_promises_on_the_bundled_pair(bundled):
-    prompts = [bundled.prompts(9)[i] for i in (1, 8)]  # without a mismatch, and with a few
-    found = by_prompt(bundled, prompts, slots=2)
-    for prompt in prompts:
-        assert_same(found[prompt.id], expected(bundled, prompt))
-        assert_promises(bundled, prompt, found[prompt.id])
-    labels = [mismatch.important for one in found.values() for mismatch in one.mismatches]
-    assert {*labels} == {True, False}
 
 
 def test_labels_tell_whether_the_changed_answer_is_right():

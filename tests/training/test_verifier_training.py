@@ -12,6 +12,7 @@ from sklearn.metrics import roc_auc_score
 from hf_lossy_assist import LossyValueError
 from hf_lossy_assist.heads import VerifierHead
 from hf_lossy_assist.heads.repository import ROC
+from hf_lossy_assist.training.judge_training import JudgeSettings
 from hf_lossy_assist.training.validation import folds_of
 from hf_lossy_assist.training.verifier_training import VerifierSettings, train_verifier
 from tests.training.synthetic import DRAFT, ORIGIN, TARGET, ratios
@@ -73,19 +74,14 @@ def test_a_lambda_below_one(tmp_path):
     assert 0 < labels.sum() < data.labelled(1.0).labels.sum()
     settings = VerifierSettings(ratio=ratio, position="token", strengths=QUICK)
     trained = train_verifier(data, ORIGIN, settings)
-    trained.save(tmp_path)
-    head = VerifierHead.from_pretrained(tmp_path)
-    assert head.config.ratio == ratio
-    assert head.config.metrics["acceptable_share"] == labels.mean()
-    assert head.config.metrics["auc"] > 0.9
-
-
-def test_what_was_saved_is_loaded(trained, tmp_path):
     trained.save(tmp_path / "head")
     assert (tmp_path / "head" / ROC).stat().st_size > 1000
     head = VerifierHead.from_pretrained(tmp_path / "head")
     assert head.config == trained.head.config
     assert torch.equal(head.weight, trained.head.weight)
+    assert head.config.ratio == ratio
+    assert head.config.metrics["acceptable_share"] == labels.mean()
+    assert head.config.metrics["auc"] > 0.9
 
 
 def test_one_class_is_no_data():
@@ -104,17 +100,12 @@ def test_a_state_that_is_not_read_may_be_broken():
     train_verifier(data, ORIGIN, VerifierSettings(position="token", strengths=QUICK))
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"ratio": 0.0}, "`ratio`"),
-        ({"ratio": -1.0}, "`ratio`"),
-        ({"ratio": np.nan}, "`ratio`"),
-        ({"ratio": np.inf}, "`ratio`"),
-        ({"position": "draft"}, "`position`"),
-        ({"recall": 0.0}, "`recall`"),
-    ],
-)
-def test_settings_out_of_range(settings, message):
-    with pytest.raises(LossyValueError, match=message):
-        VerifierSettings(**settings)
+@pytest.mark.parametrize(("kind", "settings"), [
+    *((VerifierSettings, {"ratio": ratio}) for ratio in (0.0, -1.0, np.nan, np.inf)),
+    (VerifierSettings, {"position": "draft"}), (VerifierSettings, {"recall": 0.0}), (JudgeSettings, {"recall": 0}),
+    (JudgeSettings, {"positions": "next"}), (JudgeSettings, {"models": "both2"}),
+])  # fmt: skip
+def test_settings_out_of_range(kind, settings):
+    (name,) = settings
+    with pytest.raises(LossyValueError, match=f"`{name}`"):
+        kind(**settings)

@@ -98,6 +98,9 @@ def test_files_come_back(answered: Path, saved: Path):
     assert Certificate.load(saved) == calibrate(answered, max_loss=3)
     config = GenerationConfig.from_pretrained(saved)
     assert (config.lossy_mode, config.lossy_config, config.num_assistant_tokens) == ("topk", {"k": 2}, 5)
+    (named,) = parse_modes(str(saved), 8)
+    known = {"k": 2, "certificate": str(saved)}
+    assert named.config == {"lossy_mode": "topk", "lossy_config": known, "num_assistant_tokens": 5}
 
 
 def run(saved: Path, **changes):
@@ -279,6 +282,10 @@ def test_a_file_with_any_other_value_is_refused_by_name_or_works(judged: Path, t
     names = "|".join(["x", *(each.name for kind in kinds for each in fields(kind))])  # "x" is an unknown field
     for message in refused.values():
         assert re.search(rf"certificate\.json' does not: .*['`]({names})['`]", message), message
+    for name, values in (("more", good | {"more": 1}), ("heads", {x: good[x] for x in good if x != "heads"})):
+        path.write_text(json.dumps(values), encoding="utf-8")
+        with pytest.raises(LossyValueError, match=rf"certificate\.json' does not: .*'{name}'"):
+            Certificate.load(folder)
     for way in "heads usual tested target max_loss confidence problems versions tested.0.loss".split():
         assert {(way, repr(junk)) for junk in ("x", [None], math.nan)} <= refused.keys(), way
     assert ("heads", "None") in refused
@@ -291,22 +298,7 @@ def test_a_file_that_holds_something_else_is_refused(saved: Path, content: str):
         Certificate.load(saved)
 
 
-def test_a_file_with_other_fields_is_refused_by_name(saved: Path):
-    path = saved / "certificate.json"
-    good = json.loads(path.read_text(encoding="utf-8"))
-    for name, values in (("more", good | {"more": 1}), ("heads", {x: good[x] for x in good if x != "heads"})):
-        path.write_text(json.dumps(values), encoding="utf-8")
-        with pytest.raises(LossyValueError, match=rf"certificate\.json' does not: .*'{name}'"):
-            Certificate.load(saved)
-
-
 @pytest.mark.parametrize("source", ["no such folder", 3, "/", "a/b/c"])
 def test_what_is_no_certificate_is_refused(source):
     with enabled(TARGET), pytest.raises(LossyValueError, match="certificate"):
         TARGET.generate(prompt(), assistant_model=DRAFT, lossy_mode="topk", lossy_config={"certificate": source})
-
-
-def test_commands_take_the_folder(saved: Path):
-    (named,) = parse_modes(str(saved), 8)
-    config = {"k": 2, "certificate": str(saved)}
-    assert named.config == {"lossy_mode": "topk", "lossy_config": config, "num_assistant_tokens": 5}
