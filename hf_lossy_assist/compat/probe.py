@@ -128,6 +128,17 @@ def _asked(model: PreTrainedModel) -> Answers:
         return Answers(one, several, at_first, padded, free, several and cropped and plain.moves, trees, recurrent)
 
 
+@torch.no_grad()
+def failure(model: PreTrainedModel) -> Exception | None:
+    """Return what a model's short forwards raise; None where they run."""
+    try:
+        with torch.autocast(device_of(model).type, enabled=False), _without_dropout(model):
+            _Reading(model)
+    except Exception as error:  # a model's code may fail in any way
+        return error
+    return None
+
+
 @contextmanager
 def _without_dropout(model: nn.Module) -> Iterator[None]:
     training = [module for module in model.modules() if module.training]

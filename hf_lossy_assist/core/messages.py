@@ -14,6 +14,7 @@ The words of a round:
 - *correction*: the token that the target writes in place of a rejected one.
 - *bonus*: the token that the target writes where nothing was rejected.
 - *committed* tokens: those that are part of the text for good: accepted ones, then the correction or the bonus.
+- *source*: proposes q. *strategy*: drafts from a source. *runner*: runs a model, and alone knows its cache.
 - *position*: the place of one drafted token. *row*: one text of a batch.
 
 Shapes: ``B`` rows, ``n`` drafted tokens, ``V`` vocabulary. Every tensor has the batch dimension first.

@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from ..compat.kernels import fold_attention, has_int8_kernel, int8_product, sums_overflow
-from ..compat.probe import ask
+from ..compat.probe import ask, failure
 from ..errors import LossyUnsupportedError, LossyValueError
 from ..heads.identity import row_norms
 from .few_rows import FEW_ROWS, products
@@ -255,8 +255,8 @@ def quantize_draft(draft: PreTrainedModel, dtype: str = "int8") -> PreTrainedMod
     LossyValueError
         When ``dtype`` is unknown, or the draft is no model of transformers or has no linear layers.
     LossyUnsupportedError
-        When the draft is quantised already, has no weights in memory, is an EAGLE-3 or DFlash head, or is not on a CPU
-        as ``"int4"`` needs it.
+        When the draft is quantised already, has no weights in memory, does not run with rounded ones, is an EAGLE-3
+        or DFlash head, or is not on a CPU as ``"int4"`` needs it.
 
     Examples
     --------
@@ -293,6 +293,12 @@ def quantize_draft(draft: PreTrainedModel, dtype: str = "int8") -> PreTrainedMod
         return None if weight is None else DTYPES[dtype](weight(module), module.bias)
 
     quantised = with_replaced(draft, replacement)
+    error = failure(quantised)
+    if error is not None and repr(error) != repr(failure(draft)):
+        raise LossyUnsupportedError(
+            f"`draft` ({type(draft).__name__}) does not run with rounded weights, perhaps because it reads them in code "
+            f"of its own ({type(error).__name__}: {error}); use the draft as it is, in float32 or bfloat16"
+        )
     fold_attention(quantised)
     return quantised
 

@@ -28,6 +28,7 @@ from hf_lossy_assist.models.quantised import (
     reads_int8,
     rounded,
 )
+from tests.architectures import made
 from tests.tiny_models import tiny
 
 
@@ -185,6 +186,13 @@ def test_a_copy_that_would_run_the_given_model_is_refused(change, whose: str):
     part.forward = torch.compile(part.forward, backend="eager")
     with pytest.raises(LossyUnsupportedError, match=f"the forward of '{whose or 'the model'}' in LlamaForCausalLM"):
         change(model)
+
+
+@pytest.mark.parametrize("name", ["deepseek_v32", "falcon_mamba", "hunyuan_v1_moe", "t5"])
+def test_a_model_that_reads_its_layers_weights_itself_is_refused_by_name(name: str):
+    draft = made(name).float()
+    with pytest.raises(LossyUnsupportedError, match=rf"{type(draft).__name__}\) does not run with rounded .*'weight'"):
+        quantize_draft(draft)
 
 
 def test_what_cannot_be_quantised_is_refused(pair: pairs.Pair, tmp_path):

@@ -253,3 +253,13 @@ def test_options_of_a_backend_are_compiled_with(pair):
         pair[0].generate(prompt(), **settings, compile_config=config, max_new_tokens=20, do_sample=False)
     assert given
     assert all(options == {"coordinate_descent_tuning": True} for options in given)
+
+
+def test_a_draft_that_shares_the_target_s_embeddings_is_compiled_too(pair):
+    target = copy.deepcopy(pair[0])
+    draft = copy.deepcopy(pair[1])
+    draft.set_input_embeddings(target.get_input_embeddings())
+    plain = target.generate(prompt(), max_new_tokens=8, do_sample=False, eos_token_id=None)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        assert generate((target, draft), "eager", new=8).equal(plain)
