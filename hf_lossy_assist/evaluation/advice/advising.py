@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -10,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from ...acceptors import Acceptor
@@ -24,15 +22,14 @@ from ...generation.spelling import Spelling, split
 from ...pairs import Pair
 from ...progress import track
 from ...store.folder import MANIFEST, write_json
-from ...store.records import Records
 from ...tasks import Task
-from ...values import Checked, Count, Rule
+from ...values import Rule
 from ..answers import AnswerStore, read_plan
 from ..evaluation import Evaluation
 from ..modes import EVERYTHING, DecodingMode, parse_modes
 from ..requests import PromptBatch, PromptList, Prompts
 from .advice import Advice, Replayed
-from .replay import LIKELIEST, Acceptance, TextLogits, drawn, greedy, processors_of, read_laws
+from .replay import Acceptance, TextLogits, drawn, greedy, processors_of, read_laws
 from .speeds import KEEP_ALL, Costs, Speeds, measure_costs, merged
 
 GAMMAS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32)
@@ -62,9 +59,8 @@ def target_alone(
 ) -> Evaluation:  # fmt: skip
     """Return the evaluation in which the target answers, as the folder ``out`` has it if one is there.
 
-    A new folder gets the texts of the target alone, with which `evaluate` compares. A folder that compares with
-    ``lossless`` has the target's texts under that mode. Without a folder the target drafts losslessly, which is faster.
-    Of a task there are 12 answers by default, or those of four batches.
+    A folder has the texts of the target alone, with which `evaluate` compares. Without one the target drafts
+    losslessly, which is faster. Of a task there are 12 answers by default, or those of four batches.
     """
     task = prompts if isinstance(prompts, Task) else PromptList(prompts)
     limit = limit or (len(prompts) if task is not prompts else 12 if batch_size <= 1 else 4 * batch_size)
@@ -76,25 +72,7 @@ def target_alone(
         manifest = read_plan(out, "out")
         names = ("batch_size", "clock", "measure", "repeats")
         kept = {name: manifest[name] for name in names if name in manifest}
-        label = manifest["reference"]
-        config = manifest["modes"].get(label, {})
-        if config.get("lossy_mode") == "lossless":
-            gamma = config["num_assistant_tokens"]
-            mode = replace(mode, label=label, rule="lossless", settings=config["lossy_config"], gamma=gamma)
     return Evaluation(replace(pair, task=task), [mode], mode.label, limit, **kept, **others)
-
-
-@dataclass(frozen=True)
-class ReadAnswer(Checked):
-    """An answer that both models have read; ``id`` is a checksum of its prompt and itself."""
-
-    id: Count
-
-
-class Laws(Records[ReadAnswer]):
-    """What both models say along answers; the arrays of a row are the fields of :class:`TextLogits`."""
-
-    row_type, command, file = ReadAnswer, "advise", "laws.jsonl"
 
 
 @dataclass(frozen=True, eq=False)
@@ -167,19 +145,12 @@ class Advising:
     def laws(self) -> TextLogits:
         """What both models say along the target's answers, which are made now."""
         evaluation, pair = self.evaluation, self.pair
-        plan = {**pair.identity, "decoding": self.decoding, "likeliest": LIKELIEST}
         store = AnswerStore() if self.out is None else AnswerStore(self.out, evaluation.plan())
-        kept = Laws(None if self.out is None else self.out / "laws", plan)
-        known, texts = kept.done(), []
-        answered = track(evaluation.run(store), total=len(self.batches), what="answering")
+        answered, texts = track(evaluation.run(store), total=len(self.batches), what="answering"), []
         for batch, answers in zip(self.batches, answered, strict=True):
             prompt, answer = batch.ids[0].tolist(), evaluation.tokens_of(answers[evaluation.reference])
-            row = ReadAnswer(zlib.crc32(f"{prompt} {answer}".encode()))
-            if row.id not in known:
-                processors = processors_of(pair.target, prompt, **self.decoding)
-                read = read_laws(pair.target, pair.draft, prompt, answer, processors)
-                kept.add(row, **{name: law.numpy() for name, law in read.items()})
-            texts.append({name: torch.from_numpy(law) for name, law in kept.arrays(row.id).items()})
+            processors = processors_of(pair.target, prompt, **self.decoding)
+            texts.append(read_laws(pair.target, pair.draft, prompt, answer, processors))
         return TextLogits.of(texts, evaluation.length)
 
     @cached_property
@@ -301,7 +272,7 @@ def advise(
         How the answers in ``out`` are scored, as for :func:`~hf_lossy_assist.evaluate`; by default not at all, or as
         those that are there.
     out
-        A folder for ``advice.json``, what the models said, and the answers, with which an interrupted run goes on.
+        A folder for ``advice.json`` and the answers, with which an interrupted run goes on.
         :func:`~hf_lossy_assist.evaluate` reads and writes the same answers, those of the target alone.
 
     Raises

@@ -13,7 +13,7 @@ from hf_lossy_assist.errors import LossyError, LossyUnsupportedError, LossyValue
 from hf_lossy_assist.evaluation import evaluation
 from hf_lossy_assist.evaluation.advice import advising as advising_room
 from hf_lossy_assist.evaluation.advice.advice import Advice, Replayed
-from hf_lossy_assist.evaluation.advice.advising import Advising, Laws, target_alone
+from hf_lossy_assist.evaluation.advice.advising import Advising, target_alone
 from hf_lossy_assist.evaluation.advice.replay import Walk
 from hf_lossy_assist.evaluation.advice.speeds import Costs, Speeds
 from hf_lossy_assist.evaluation.answers import AnswerStore, load_answers
@@ -146,16 +146,6 @@ def test_advise_and_evaluate_share_the_target_s_texts(pair, tmp_path, monkeypatc
     records = load_answers(tmp_path)[1]
     assert sorted((x.mode, x.id) for x in records) == [("plain", 0), ("plain", 1), ("topk", 0), ("topk", 1)]
     assert advice.tokens.tolist() == [x.tokens for x in records if x.mode == "plain"]
-    read = Laws(tmp_path / "laws")
-    assert sorted(len(read.arrays(row.id)["best"]) for row in read) == sorted(advice.tokens.tolist())
-
-
-def test_a_folder_that_compares_with_lossless_has_the_target_s_texts(pair, tmp_path):
-    models, given = (pair.target, pair.draft), {"limit": 1, "max_new_tokens": 12, "out": tmp_path}
-    more = {"tokenizer": pair.tokenizer, "task": pair.task, "batch_size": 2, "gamma": 3}
-    hf_lossy_assist.evaluate(*models, modes="lossless,topk", **more, **given)
-    hf_lossy_assist.advise(*models, pair.tokenizer, pair.task, modes="topk", **given | {"limit": 2})
-    assert [(x.mode, x.id) for x in load_answers(tmp_path)[1]] == [("lossless", 0), ("topk", 0), ("lossless", 1)]
 
 
 def test_tokens_that_a_text_does_not_tell_stand_beside_it(models, tokenizer, tmp_path):
