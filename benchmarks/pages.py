@@ -71,8 +71,8 @@ def paired(own: Sequence[float], reference: Sequence[float]) -> Interval:
 
     Examples
     --------
-    >>> [round(x, 3) for x in paired([1, 1, 0, 1], [1, 0, 0, 1])]
-    [0.25, -0.624, 0.957]
+    >>> [round(x, 2) for x in paired([1, 1, 0, 1], [1, 0, 0, 1])]
+    [0.25, -0.62, 0.96]
     >>> [round(x, 3) for x in paired([0.9, 0.8, 0.7], [0.8, 0.75, 0.7])]
     [0.05, -0.074, 0.174]
     """
@@ -119,12 +119,15 @@ def said(mode: str) -> str:
 
 @dataclass(frozen=True)
 class Answers:
-    """The answers of one run, by mode and problem, with what each took by the costs of rounds that are known."""
+    """The answers of one run, by mode and problem.
+
+    ``spent`` of an answer is its seconds by the costs of rounds that are known, else its rounds where drafts are as
+    long as the reference's, else None.
+    """
 
     modes: Mapping[str, Mapping[int, Row]]
     plan: Mapping[str, Row]
     reference: str
-    spent: Mapping[str, Mapping[int, float]]  # predicted seconds; without costs the rounds, where drafts are as long
     best: str | None  # the lossless setting whose answers take the fewest predicted seconds
 
     @classmethod
@@ -136,27 +139,27 @@ class Answers:
             given = configuration if run is None else f"{configuration}/{run}"
             raise LossyValueError(f"`configurations` has to be some of {sorted(known)}, but one is {given!r}")
         reference = next(mode for mode, x in plan.items() if x["reference"])
+        costs = {mode for mode, x in plan.items() if x["cost_lengths"]}
+        alike = {mode for mode, x in plan.items() if x["gamma"] == plan[reference]["gamma"]}
         modes: dict[str, dict[int, Row]] = {}
         for row in rows(configuration):
             if row.get("run") == run:
-                modes.setdefault(row["mode"], {})[row["id"]] = row
-        if not any(x["cost_lengths"] for x in plan.values()):
-            alike = [mode for mode in modes if plan[mode]["gamma"] == plan[reference]["gamma"]]
-            spent = {mode: {i: x["rounds"] for i, x in modes[mode].items()} for mode in alike}
-            return cls(modes, plan, reference, spent, None)
-        known = [mode for mode in modes if plan[mode]["cost_lengths"]]
-        spent = {mode: {i: seconds(plan[mode], x) for i, x in modes[mode].items()} for mode in known}
-        lossless = [mode for mode in spent if plan[mode]["rule"] == "lossless"]
-        return cls(modes, plan, reference, spent, min(lossless, key=lambda mode: fmean(spent[mode].values())))
+                mode, spent = row["mode"], None
+                if mode in (costs or alike):
+                    spent = seconds(plan[mode], row) if costs else row["rounds"]
+                modes.setdefault(mode, {})[row["id"]] = {**row, "spent": spent}
+        lossless = [mode for mode in modes if mode in costs and plan[mode]["rule"] == "lossless"]
+        best = min(lossless, key=lambda mode: fmean(x["spent"] for x in modes[mode].values()), default=None)
+        return cls(modes, plan, reference, best)
 
-    def of_both(self, mode: str, other: str, names: Sequence[str]) -> np.ndarray:
-        """Return counts ``(n, 2k)`` of a mode and of another one, on the problems of both."""
-        ids = sorted(self.modes[mode].keys() & self.modes[other].keys())
-        return np.array([[self.modes[x][i][name] for x in (mode, other) for name in names] for i in ids], dtype=float)
-
-    def pairs(self, mode: str) -> list[tuple[Row, Row]]:
-        own, others = self.modes[mode], self.modes[self.reference]
+    def pairs(self, mode: str, other: str | None = None) -> list[tuple[Row, Row]]:
+        """Return the answers of a mode beside those of another one, by default of the reference."""
+        own, others = self.modes[mode], self.modes[other or self.reference]
         return [(own[i], others[i]) for i in sorted(own.keys() & others.keys())]
+
+    def of_both(self, mode: str, other: str | None, names: Sequence[str]) -> np.ndarray:
+        """Return quantities ``(n, 2k)`` of a mode and of another one, on the problems of both."""
+        return np.array([[x[name] for x in both for name in names] for both in self.pairs(mode, other)], dtype=float)
 
     def rate(self, mode: str) -> float:
         """Return the tokens per second of timed answers."""
@@ -164,56 +167,40 @@ class Answers:
         return sum(x["tokens"] for x in own) / sum(x["seconds"] for x in own)
 
     def points(self, mode: str) -> Interval:
-        return points(*zip(*((a["score"], b["score"]) for a, b in self.pairs(mode)), strict=True))
+        return points(*self.of_both(mode, None, ("score",)).T)
 
-    def time(self, mode: str, ids: Iterable[int]) -> Interval | None:
-        if not {mode, self.reference} <= self.spent.keys():
+    def times(self, mode: str, what: str, per: str | None = None, other: str | None = None) -> Interval | None:
+        """Return a quantity, per another one, as a multiple of another mode's; None where it is not known.
+
+        Texts that are timed together count as one.
+        """
+        counts = self.of_both(mode, other, (what,) if per is None else (what, per))
+        if np.isnan(counts).any():
             return None
-        taken = np.array([(self.spent[mode][i], self.spent[self.reference][i]) for i in sorted(ids)])
-        return interval(taken, ratio, log=True)
-
-    def price(self, mode: str) -> Interval:
-        """Return the rounds for a right answer, beside the reference's, whose drafts are as long."""
-        counts = self.of_both(mode, self.reference, ("rounds", "score"))
-        return interval(counts, lambda s: s[:, 0] * s[:, 3] / (s[:, 1] * s[:, 2]), log=True)
-
-    def faster(self, mode: str, other: str, what: str) -> Interval:
-        """Return the ratio of tokens per ``what``; texts that are timed together count as one."""
-        counts = self.of_both(mode, other, ("tokens", what))
-        if what == "seconds":
+        if per == "seconds":
             counts = np.add.reduceat(counts, range(0, len(counts), self.plan[mode]["batch_size"]))
-        return interval(counts, lambda s: s[:, 0] * s[:, 3] / (s[:, 1] * s[:, 2]), log=True)
-
-    def predicted_speed(self, mode: str, ids: Iterable[int]) -> Interval:
-        both = sorted({*ids} & self.modes[self.best].keys())
-        sides = [[(self.modes[x][i]["tokens"], self.spent[x][i]) for i in both] for x in (mode, self.best)]
-        return interval(np.concatenate(sides, 1), lambda s: s[:, 0] * s[:, 3] / (s[:, 1] * s[:, 2]), log=True)
+        of = ratio if per is None else lambda s: s[:, 0] * s[:, 3] / (s[:, 1] * s[:, 2])
+        return interval(counts, of, log=True)
 
     def line(self, mode: str, ids: frozenset[int]) -> tuple[float | None, list[str]]:
         """Return the tokens kept per round, and a mode's cells of the quality table."""
-        unit, pairs = mode == self.reference, [(x, self.modes[self.reference][x["id"]]) for x in self.some(mode, ids)]
-        own = [a for a, _ in pairs]
+        own, unit = [self.modes[mode][i] for i in sorted(ids)], mode == self.reference
         rounds, drafts = sum(x["rounds"] for x in own), any(x["accepted"] for x in own)
         kept = sum(x["accepted"] for x in own) / rounds if drafts and rounds else None
-        speed = ""
-        if self.best is not None and mode in self.spent:
-            speed = "1" if mode == self.best else times(self.predicted_speed(mode, ids))
+        speed, gain = "", "" if unit else signed(self.points(mode))
+        if self.best is not None and own[0]["spent"] is not None:
+            speed = "1" if mode == self.best else times(self.times(mode, "tokens", "spent", self.best))
         elif unit:
             counts = np.array([(x["tokens"], max(1, x["rounds"])) for x in own], dtype=float)
             speed = f"1 = {times(interval(counts, ratio, log=True))}"
-        elif kept is not None and any(b["rounds"] for _, b in pairs):
-            speed = times(self.faster(mode, self.reference, "rounds"))
-        lengths = np.array([(a["tokens"], b["tokens"]) for a, b in pairs], dtype=float)
-        gains = [times(interval(lengths, ratio, log=True)), times(self.time(mode, ids))]
+        elif kept is not None and any(x["rounds"] for x in self.modes[self.reference].values()):
+            speed = times(self.times(mode, "tokens", "rounds"))
+        gains = [times(self.times(mode, what)) for what in ("tokens", "spent")]
         if unit:
-            time = f"1 = {fmean(self.spent[mode][i] for i in ids):.1f} s" if self.best else "1"
-            gains = [f"1 = {fmean(lengths[:, 0]):.0f}", time]
-        gain = "" if unit else signed(points(*zip(*((a["score"], b["score"]) for a, b in pairs), strict=True)))
+            time = f"1 = {fmean(x['spent'] for x in own):.1f} s" if self.best else "1"
+            gains = [f"1 = {fmean(x['tokens'] for x in own):.0f}", time]
         score, cut = (f"{100 * fmean(x[name] for x in own):.1f}" for name in ("score", "cut"))
         return kept, [said(mode), str(len(own)), score, gain, "" if kept is None else f"{kept:.2f}", speed, *gains, cut]
-
-    def some(self, mode: str, ids: Iterable[int]) -> list[Row]:
-        return [self.modes[mode][i] for i in sorted(ids)]
 
 
 def seconds(mode: Row, answer: Row) -> float:
@@ -275,7 +262,7 @@ def first_page() -> str:
             apart = [a["score"] - b["score"] for a, b in answers.pairs(rule)]
             won, lost, n = sum(x > 0 for x in apart), sum(x < 0 for x in apart), len(apart)
             first = f"{name}, {n} problems" if rule == rules[0] else ""
-            time, price = answers.time(rule, (a["id"] for a, _ in answers.pairs(rule))), answers.price(rule)
+            time, price = answers.times(rule, "spent"), answers.times(rule, "rounds", "score")
             p = float(binomtest(won, won + lost).pvalue) if won + lost else 1.0
             found.append((first, rule, answers.points(rule), time, price, p, p_of(time, n), p_of(price, n)))
     tests = list(zip(*(holm(ps) for ps in list(zip(*found, strict=True))[-3:]), strict=True))
@@ -292,16 +279,15 @@ _LONG = ("min_p@16", "regret@16", "topk@16", "typical@16", "everything@16")
 def long_drafts() -> Answers:
     """Return the answers of rules with drafts of 16 tokens, beside ``lossless`` with as many."""
     run = Answers.of("humaneval-long")
-    modes = {mode: run.modes[mode] for mode in ("lossless@16", *_LONG)}
-    return Answers(
-        modes, run.plan, "lossless@16", {x: {i: a["rounds"] for i, a in modes[x].items()} for x in modes}, None
-    )
+    wanted = {mode: run.modes[mode] for mode in ("lossless@16", *_LONG)}
+    modes = {mode: {i: {**x, "spent": x["rounds"]} for i, x in own.items()} for mode, own in wanted.items()}
+    return Answers(modes, run.plan, "lossless@16", None)
 
 
 def as_long() -> str:
     answers, lines = long_drafts(), []
     for mode in _LONG:
-        time, price = answers.time(mode, answers.modes[mode]), answers.price(mode)
+        time, price = answers.times(mode, "spent"), answers.times(mode, "rounds", "score")
         lines.append((said(mode), len(answers.modes[mode]), signed(answers.points(mode)), times(time), times(price)))
     return markdown(("rule", "n", "points", "time of an answer, ×", "time of a right answer, ×"), lines)
 
@@ -317,9 +303,7 @@ def draw_rules(path: Path) -> None:
     axes.annotate("lossless", (1, 0), (4, 4), textcoords="offset points", color="0.4", fontsize=8)
     runs = {name: (Answers.of(configuration), rules) for name, (configuration, rules) in _FIRST.items()}
     for name, (answers, rules) in (runs | {"HumanEval, 16 drafted tokens": (long_drafts(), _LONG)}).items():
-        values = [
-            (answers.time(rule, (a["id"] for a, _ in answers.pairs(rule))), answers.points(rule)) for rule in rules
-        ]
+        values = [(answers.times(rule, "spent"), answers.points(rule)) for rule in rules]
         (x, *across), (y, *up) = (np.array(value).T for value in zip(*values, strict=True))
         bars = {"xerr": np.abs(np.array(across) - x), "yerr": np.abs(np.array(up) - y)}
         axes.errorbar(
@@ -429,7 +413,7 @@ def alone() -> str:
     for batch in (1, 4, 10):
         answers = Answers.of("alone", f"batch-{batch}")
         for mode in sorted(answers.modes, key=lambda mode: mode != "plain"):
-            speed = "1" if mode == "plain" else times(answers.faster(mode, "plain", "seconds"))
+            speed = "1" if mode == "plain" else times(answers.times(mode, "tokens", "seconds", "plain"))
             name = _STOCK if mode.startswith("stock") else said(mode.partition("@")[0])
             gain = "" if mode == answers.reference else signed(answers.points(mode))
             n, rate = len(answers.modes[mode]), f"{answers.rate(mode):.1f}"
@@ -447,7 +431,7 @@ def speeds() -> str:
             if mode is None:
                 cells.append("takes one text")
                 continue
-            beside = "" if start == "plain" else f", {times(answers.faster(mode, 'plain', 'seconds'))} ×"
+            beside = "" if start == "plain" else f", {times(answers.times(mode, 'tokens', 'seconds', 'plain'))} ×"
             cells.append(f"{answers.rate(mode):.1f}{beside}")
         lines.append(cells)
     cases = ("plain, static and compiled", "transformers, static and compiled", "lossless, compiled")
@@ -470,7 +454,7 @@ def engines() -> str:
         answers = Answers.of("engines", run)
         for mode in sorted(answers.modes, key=lambda mode: [*_ENGINES].index(mode.removesuffix("@5"))):
             name, n = _ENGINES[mode.removesuffix("@5")], len(answers.modes[mode])
-            speed = "1" if mode == first else times(answers.faster(mode, first, "seconds"))
+            speed = "1" if mode == first else times(answers.times(mode, "tokens", "seconds", first))
             lines.append((machine if mode == first else "", name, n, f"{answers.rate(mode):.1f}", speed))
     return markdown(("machine", "engine", "n", "tokens a second", "× `lossless` of `generate()`"), lines)
 
@@ -480,7 +464,9 @@ def sprinter() -> str:
     order = sorted(answers.modes, key=lambda x: (x.startswith("sprinter"), not x.startswith("lossless"), x == "plain"))
     for mode in order[1::-1] + order[2:]:
         own = answers.modes[mode].values()
-        speed = f"1 = {answers.rate(mode):.0f}" if mode == best else times(answers.faster(mode, best, "seconds"))
+        speed = f"1 = {answers.rate(mode):.0f}"
+        if mode != best:
+            speed = times(answers.times(mode, "tokens", "seconds", best))
         right, gain = f"{sum(x['score'] for x in own):.0f}", answers.points(mode)
         lines.append((said(mode), len(own), right, "" if mode == answers.reference else signed(gain), speed))
     return markdown(("mode", "n", "right, %", "points", "tokens a second, × `lossless@8`"), lines)

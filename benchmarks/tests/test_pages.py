@@ -22,16 +22,14 @@ def test_an_interval_of_a_mean_is_that_of_student():
     assert found == pytest.approx((values.mean(), wanted.low, wanted.high))
 
 
-def answers(modes: dict[str, dict[str, list[float]]], **plan: object) -> Answers:
+def answers(modes: dict[str, dict[str, list[float]]]) -> Answers:
     rows = {
-        mode: {i: {"id": i, "score": 1.0, "accepted": 9, "cut": False, **dict(zip(own, cells, strict=True))}
+        mode: {i: {"id": i, "score": 1.0, "accepted": 9, "cut": False, "spent": own["rounds"][i],
+                   **dict(zip(own, cells, strict=True))}
                for i, cells in enumerate(zip(*own.values(), strict=True))}
         for mode, own in modes.items()
     }  # fmt: skip
-    alike = {mode: {"gamma": "5", "batch_size": 1, **plan} for mode in modes}
-    return Answers(
-        rows, alike, "lossless", {mode: {i: x["rounds"] for i, x in rows[mode].items()} for mode in rows}, None
-    )
+    return Answers(rows, {mode: {"gamma": "5", "batch_size": 1} for mode in modes}, "lossless", None)
 
 
 def test_a_line_by_hand():
