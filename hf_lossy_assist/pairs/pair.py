@@ -113,6 +113,7 @@ class Pair:
 
     @property
     def only_looks_up(self) -> bool:
+        """Whether drafts are looked up in the text, and no model drafts."""
         return self.draft is None and self.lookup > 0
 
     def encode(self, prompt: str, *, turn: bool = True) -> list[int]:

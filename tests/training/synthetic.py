@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from sklearn.linear_model import LogisticRegression
 
 from hf_lossy_assist.heads import ModelIdentity
 from hf_lossy_assist.training.examples import Examples, Origin, Ratios
@@ -87,3 +88,14 @@ def _write(folder, kind, tokens, prompts, manifest) -> Path:
         row = PromptLabels(prompt, "mined", prompt=f"{folder.name}, {prompt}")
         store.add(row, **{name: np.asarray(values)[prompts == prompt] for name, values in tokens.items()})
     return folder
+
+
+def by_hand(examples, columns, strength: float, train=slice(None)):
+    """Standardise, fit, score: by formulas, with no code shared."""
+    state = np.concatenate([examples.states[name] for name in columns], axis=1).astype(np.float64)
+    weights = examples.weights
+    mean = np.average(state[train], axis=0, weights=weights[train])
+    scale = np.sqrt(np.average((state[train] - mean) ** 2, axis=0, weights=weights[train]))
+    centred, share = (state - mean) / scale, weights[train] / weights.mean()
+    regression = LogisticRegression(C=strength, max_iter=500)
+    return regression.fit(centred[train], examples.labels[train], share).predict_proba(centred)[:, 1]

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 from scipy.stats import norm
-from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import roc_auc_score
 
 from hf_lossy_assist import LossyValueError
@@ -17,20 +16,9 @@ from hf_lossy_assist.heads.repository import ROC
 from hf_lossy_assist.training.examples import Examples
 from hf_lossy_assist.training.judge_training import JudgeSettings, train_judge
 from hf_lossy_assist.training.validation import folds_of
-from tests.training.synthetic import DRAFT, ORIGIN, TARGET, judged
+from tests.training.synthetic import DRAFT, ORIGIN, TARGET, by_hand, judged
 
 CHOICES = [("target", "draft"), ("draft", "previous"), ("both", "draft"), ("target", "both"), ("both", "both")]
-
-
-def by_hand(examples, columns, strength: float, train=slice(None)):
-    """Standardise, fit, score: by formulas, with no code shared."""
-    state = np.concatenate([examples.states[name] for name in columns], axis=1).astype(np.float64)
-    weights = examples.weights
-    mean = np.average(state[train], axis=0, weights=weights[train])
-    scale = np.sqrt(np.average((state[train] - mean) ** 2, axis=0, weights=weights[train]))
-    centred, share = (state - mean) / scale, weights[train] / weights.mean()
-    regression = LogisticRegression(C=strength, max_iter=500)
-    return regression.fit(centred[train], examples.labels[train], share).predict_proba(centred)[:, 1]
 
 
 @pytest.mark.parametrize(("models", "positions"), CHOICES)

@@ -15,8 +15,7 @@ from hf_lossy_assist.heads.repository import ROC
 from hf_lossy_assist.training.judge_training import JudgeSettings
 from hf_lossy_assist.training.validation import folds_of
 from hf_lossy_assist.training.verifier_training import VerifierSettings, train_verifier
-from tests.training.synthetic import DRAFT, ORIGIN, TARGET, ratios
-from tests.training.test_judge_training import by_hand
+from tests.training.synthetic import DRAFT, ORIGIN, TARGET, by_hand, ratios
 
 QUICK = (0.01, 1.0)
 
