@@ -296,8 +296,8 @@ def quantize_draft(draft: PreTrainedModel, dtype: str = "int8") -> PreTrainedMod
     error = failure(quantised)
     if error is not None and repr(error) != repr(failure(draft)):
         raise LossyUnsupportedError(
-            f"`draft` ({type(draft).__name__}) does not run with rounded weights, perhaps because it reads them in code "
-            f"of its own ({type(error).__name__}: {error}); use the draft as it is, in float32 or bfloat16"
+            f"`draft` ({type(draft).__name__}) does not run with rounded weights, perhaps as code of its "
+            f"own reads them ({type(error).__name__}: {error}); use the draft as it is, in float32 or bfloat16"
         )
     fold_attention(quantised)
     return quantised
