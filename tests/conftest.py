@@ -96,3 +96,12 @@ def _enabled_and_undone():
     hf_lossy_assist.enable()
     yield
     hf_lossy_assist.disable()
+
+
+@pytest.fixture
+def disabled(_enabled_and_undone: None):
+    """For tests of what enables for itself."""
+    gc.collect()  # models of other tests that are enabled still
+    hf_lossy_assist.disable()
+    yield
+    hf_lossy_assist.enable()

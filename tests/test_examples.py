@@ -14,10 +14,11 @@ from typing import Any
 
 import pytest
 
-from hf_lossy_assist import disable, enable, pairs
+from hf_lossy_assist import disable, pairs
 from hf_lossy_assist.acceptors import REGISTRY
 from hf_lossy_assist.cli import main
 
+pytestmark = pytest.mark.usefixtures("disabled")
 FOLDER = Path(__file__).parent.parent / "examples"
 # The server, which runs until it is stopped, has tests of its own.
 EXAMPLES = [x for x in sorted(FOLDER.glob("*.py")) if x.stem != "12_serve"]
@@ -56,11 +57,9 @@ def test_example(example: Path, capsys: pytest.CaptureFixture[str], monkeypatch:
     monkeypatch.setattr(pairs, "at_hand", lambda name: name == "arithmetic")
     monkeypatch.setattr("sys.stdin", io.StringIO("Ada has 5 pens and buys 4 more. How many pens does Ada have?\n"))
     known = dict(REGISTRY)
-    disable()  # examples enable for themselves
     try:
         runpy.run_path(str(example), run_name="__main__")
     finally:
-        enable()
         for rule in REGISTRY.keys() - known.keys():
             del REGISTRY[rule]
     said = capsys.readouterr().out
@@ -76,12 +75,8 @@ def test_notebook(notebook: Path):
     cells = [cell for cell in json.loads(notebook.read_text(encoding="utf-8"))["cells"] if cell["cell_type"] == "code"]
     assert not [cell for cell in cells if cell["outputs"] or cell["execution_count"]]
     names = {"__name__": "__main__"}
-    disable()  # notebooks enable for themselves
-    try:
-        for cell in cells:
-            exec(compile("".join(cell["source"]), notebook.name, "exec"), names)
-    finally:
-        enable()
+    for cell in cells:
+        exec(compile("".join(cell["source"]), notebook.name, "exec"), names)
 
 
 def test_the_server_says_what_it_lacks(monkeypatch: pytest.MonkeyPatch):
@@ -95,9 +90,6 @@ def test_the_server_says_what_it_lacks(monkeypatch: pytest.MonkeyPatch):
     draft = pairs.load("arithmetic").draft
     monkeypatch.setattr("transformers.AutoModelForCausalLM.from_pretrained", lambda *_, **__: draft)
     monkeypatch.setattr("transformers.cli.serve.is_serve_available", lambda: False)
-    try:
-        with pytest.raises(SystemExit, match=r"transformers\[serving\]"):
-            runpy.run_path(example, run_name="__main__")
-    finally:
-        disable()
-        enable()
+    with pytest.raises(SystemExit, match=r"transformers\[serving\]"):
+        runpy.run_path(example, run_name="__main__")
+    disable()

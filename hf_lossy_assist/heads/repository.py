@@ -88,7 +88,7 @@ def read_weights(folder: Path, shapes: Mapping[str, tuple[int, ...]], sha256: st
     try:
         tensors = load(content)
     except (SafetensorError, ArithmeticError, LookupError, RuntimeError, TypeError, ValueError) as error:
-        raise LossyValueError(f"{path!r} is cut short or no safetensors file: {error!r}") from error
+        raise LossyValueError(f"{path!r} is cut short or no safetensors file: {brief(error)}") from error
     if (given := {name: tuple(x.shape) for name, x in tensors.items()}) != shapes:
         raise LossyValueError(f"{path!r} has to hold {shapes}, but holds {brief(given)}")
     for name, x in tensors.items():

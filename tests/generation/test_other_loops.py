@@ -13,16 +13,10 @@ from transformers import (
     T5Config,
 )
 
-from hf_lossy_assist import LossyUnsupportedError, disable, enable, enabled, last_stats
+from hf_lossy_assist import LossyUnsupportedError, enable, enabled, last_stats
 from tests.tiny_models import VOCAB, prompt, tiny
 
-
-@pytest.fixture(autouse=True)
-def _not_enabled(_enabled_and_undone):
-    """These tests enable for themselves."""
-    disable()
-    yield
-    enable()
+pytestmark = pytest.mark.usefixtures("disabled")
 
 
 def blip2() -> Blip2ForConditionalGeneration:

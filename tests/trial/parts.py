@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import random
 import signal
@@ -17,13 +16,10 @@ from typing import Any
 
 import torch
 
-from hf_lossy_assist import JudgeHead, LossyError, LossyValueError, VerifierHead
-from hf_lossy_assist.heads import Head
+from hf_lossy_assist import LossyError, LossyValueError
 from hf_lossy_assist.tasks.sandbox import Sandbox, isolation
 from hf_lossy_assist.training.label_folder import load_mined
-from tests.acceptors.fixtures import HEADS
 from tests.tasks.sandbox.programs import CHEATS, ENDLESS, assert_no_cheat
-from tests.tiny_models import noisy_copy, tiny
 from tests.training.parts import labelling, run, tiny_parts
 
 from .breaking import interruptions
@@ -41,84 +37,6 @@ def calls(seed: int, count: int) -> Iterator[Case]:
     for number in range(count):
         call = Call.draw(seed, number)
         yield f"{call!r}", call.check
-
-
-def heads(seed: int, count: int) -> Iterator[Case]:
-    """Damaged and hostile folders of heads: a head that is finite, or our error."""
-    generator = random.Random(seed)
-    target = tiny()
-    draft = noisy_copy(target)
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        originals: list[dict[str, bytes]] = []
-        for kind in HEADS:
-            HEADS[kind](target, draft).save_pretrained(folder / kind)
-            originals.append({path.name: path.read_bytes() for path in (folder / kind).iterdir()})
-
-        def check(files: Mapping[str, bytes]) -> str:
-            for path, content in files.items():
-                (folder / path).write_bytes(content)
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                return read_head(folder)
-
-        for number in range(count):
-            files = hostile_head(generator.choice(originals), generator)
-            yield f"{seed}.{number}", lambda files=files: check(files)
-
-
-def hostile_head(files: Mapping[str, bytes], generator: random.Random) -> dict[str, bytes]:
-    """Return a head's files with something wrong, in what its configuration says or in the bytes."""
-    config = json.loads(files["config.json"])
-    if generator.random() < 0.7:
-        config.pop("weights_sha256", None)
-    changed = dict(files)
-    if (kind := generator.choice(["value", "value", "value", "bytes", "weights", "header"])) == "value":
-        places = [(config, key) for key in config]
-        places += [(inner, key) for inner in config.values() if isinstance(inner, dict) for key in inner]
-        place, key = generator.choice(places)
-        place[key] = generator.choice(STRANGE)
-    text = json.dumps(config).replace('"~deep~"', "[" * 5000 + "]" * 5000).replace('"~long~"', "1" + "0" * 400)
-    changed["config.json"] = text.encode("utf-8", "surrogatepass")
-    if kind in ("bytes", "weights"):
-        name = "config.json" if kind == "bytes" else "model.safetensors"
-        changed[name] = damaged(changed[name], generator)
-    if kind == "header":
-        weights = changed["model.safetensors"]
-        header = weights[8 : 8 + int.from_bytes(weights[:8], "little")].decode()
-        header = header.replace("F32", generator.choice(["F8_E4M3", "F4", "F64", "I64", "BOOL", "C64", "X"]))
-        header = header.replace("[", "[" * generator.choice([1, 1, 900])).encode()
-        changed["model.safetensors"] = len(header).to_bytes(8, "little") + header + weights[-200:]
-    return changed
-
-
-STRANGE = (
-    None, True, -1, 0, 2**63, 0.5, -1e300, float("nan"), float("inf"), "", "x", "\ud800", "~deep~", "~long~", [], [[]],
-    [None], {}, {"a": {"b": 1}}, "../../x", "~nosuchuser/x", "A" * 100_000, [1] * 10_000,
-)  # fmt: skip
-
-
-def read_head(folder: Path) -> str:
-    """Read a folder as a head of any kind, and say what came of it."""
-    outcomes = set()
-    for read in (Head.from_pretrained, JudgeHead.from_pretrained, VerifierHead.from_pretrained):
-        try:
-            head = read(folder)
-        except LossyError:
-            outcomes.add("refused by name")
-        else:
-            assert head.weight.isfinite().all()
-            assert head.bias.isfinite()
-            outcomes.add("a head, finite")
-    return min(outcomes)  # a head of one kind is refused as another
-
-
-def damaged(good: bytes, generator: random.Random) -> bytes:
-    """Return a file of which a few bytes have changed."""
-    content = bytearray(good)
-    for _ in range(generator.randint(1, 4)):
-        content[generator.randrange(len(content))] = generator.randrange(256)
-    return bytes(content)
 
 
 def kills(seed: int, count: int) -> Iterator[Case]:
@@ -201,8 +119,7 @@ PARTS: Mapping[str, tuple[Callable[[int, int], Iterator[Case]], int]] = {
     "junk": (junk, 1000),
     "laws": (laws, 3000),
     "interruptions": (interruptions, 1000),
-    "heads": (heads, 800),
-    "files": (files, 2000),
+    "files": (files, 2800),
     "kills": (kills, 100),
     "sandbox": (sandbox, 200),
 }

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from transformers import GenerationMixin
 
-from hf_lossy_assist import LossyVerification, disable, enable, enabled
+from hf_lossy_assist import LossyVerification, enabled
 from tests.acceptors.fixtures import verifier_head as head_for
 from tests.acceptors.table import ROWS, row_id
 from tests.tiny_models import noisy_copy, prompt, tiny
@@ -27,14 +27,6 @@ def _frequent_switches() -> Iterator[None]:
     sys.setswitchinterval(1e-5)
     yield
     sys.setswitchinterval(interval)
-
-
-@pytest.fixture
-def disabled() -> Iterator[None]:
-    """Undo what every test's fixture does, and do it again."""
-    disable()
-    yield
-    enable()
 
 
 def at_once(jobs: list[Callable[[], Any]]) -> list[Any]:
