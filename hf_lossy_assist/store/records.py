@@ -18,7 +18,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 import numpy as np
 from safetensors.numpy import load, save
 
-from ..errors import LossyValueError, warn
+from ..errors import LossyValueError, brief, warn
 from .folder import MANIFEST, append_lines, folder_lock, read_lines, read_manifest, refuse, write_json, write_whole
 
 Row = TypeVar("Row")
@@ -178,7 +178,7 @@ class Records(Generic[Row]):
                 elif isinstance(old, dict) and isinstance(new, dict):
                     found += _changes({**dict.fromkeys(new), **old}, {**dict.fromkeys(old), **new}, name)
                 elif old != new:
-                    found.append(f"`{name}` was {old!r} and is {new!r}")
+                    found.append(f"`{name:.99}` was {brief(old)} and is {brief(new)}")
             refuse(self.folder, found)
         elif (self.folder / self.file).exists():
             raise LossyValueError(
@@ -191,5 +191,7 @@ class Records(Generic[Row]):
 def _changes(before: Mapping[str, Any], now: Mapping[str, Any], whole: str) -> list[str]:
     """Return a sentence for each value of ``before`` that is another one now."""
     return [
-        f"`{name}` of `{whole}` was {old!r} and is {now[name]!r}" for name, old in before.items() if old != now[name]
+        f"`{name:.99}` of `{whole}` was {brief(old)} and is {brief(now[name])}"
+        for name, old in before.items()
+        if old != now[name]
     ]
