@@ -23,9 +23,10 @@ from . import advise, calibrate, demo, evaluate, generate, inspect, lm_eval, min
 from .console import Console
 
 OTHER_NAMES = {
-    "assistant_model": "--assistant", "draft": "--assistant", "heads": "--head", "lossy_head": "--head",
-    "lossy_config": "--mode", "lossy_mode": "--mode", "name": "--pair", "prompt_lookup_num_tokens": "--prompt-lookup",
-    "ratio": "--lambda", "unsafe_no_isolation": "--task code:unsafe_no_isolation=true",
+    "assistant_model": "--assistant", "draft": "--assistant", "folder": "--from", "heads": "--head",
+    "lossy_head": "--head", "lossy_config": "--mode", "lossy_mode": "--mode", "name": "--pair",
+    "prompt_lookup_num_tokens": "--prompt-lookup", "ratio": "--lambda",
+    "unsafe_no_isolation": "--task code:unsafe_no_isolation=true",
 }  # fmt: skip
 """Options by the argument that they set, where their names differ."""
 _NO_OPTIONS = ("seed", "dtype")  # keys of a `lossy_config` or a head
@@ -97,8 +98,9 @@ def _with_options(message: str, words: list[str]) -> str:
 
     def option(found: re.Match[str]) -> str:
         name, value = found.groups()
-        named = OTHER_NAMES.get(name, f"--{name.replace('_', '-')}")
-        option = next((x for x in (named, f"{named}s", named.removesuffix("s")) if x.split()[0] in there), None)
+        own = f"--{name.replace('_', '-')}"
+        known = (OTHER_NAMES.get(name, own), own, f"{own}s", own.removesuffix("s"))
+        option = next((x for x in known if x.split()[0] in there), None)
         return found[0] if option is None or name in _NO_OPTIONS else f"`{option}{' ' * bool(value)}{value[1:]}`"
 
     return re.sub(r"`(\w+)((?:=\w+)?)`", option, message)

@@ -168,7 +168,7 @@ def test_a_folder_without_answers_is_refused(tmp_path: Path):
     out = tmp_path / "out"
     result = invoke(["calibrate", "--from", str(tmp_path / "nowhere"), "--out", str(out)])
     assert result.exit_code == 2
-    assert "that `lossy-assist evaluate` wrote" in result.stderr
+    assert "`--from` has to be a folder that `lossy-assist evaluate` wrote" in result.stderr
     assert not out.exists()
 
 
