@@ -17,13 +17,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import linear, scaled_dot_product_attention
-from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel, StaticCache
-from transformers.integrations.sdpa_attention import sdpa_attention_forward
-from transformers.masking_utils import sdpa_mask
+from torch.nn.functional import linear
+from transformers import PreTrainedModel, StaticCache
 
 from benchmarks.growing.geometry import PRESETS, Geometry
 from hf_lossy_assist.compat.caches import cache_name
+from hf_lossy_assist.compat.kernels import FOLDED, folding
 from hf_lossy_assist.models.quantised import WeightOnlyInt8Linear, sharing_copy, with_replaced
 
 from .known_texts import TINY, built
@@ -48,23 +47,10 @@ ONE, TWO, FIVE = Case("llama-1b", 1, 0.82), Case("llama-1b", 2), Case("llama-8b"
 
 
 def folded(model: PreTrainedModel) -> PreTrainedModel:
-    """Let the heads that share keys be more queries of these, which are then not copied."""
-    AttentionInterface.register("check_folded", _attend)
-    AttentionMaskInterface.register("check_folded", sdpa_mask)
-    model.set_attn_implementation("check_folded")
+    """Let the heads that share keys be more queries of these, which are then not copied, as the package compiles."""
+    folding(model.config, "cuda")  # makes it known
+    model.set_attn_implementation(FOLDED)
     return model
-
-
-def _attend(
-    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **options: Any
-) -> tuple[Tensor, None]:
-    if attention_mask is None:  # a prompt's is left to the kernel
-        return sdpa_attention_forward(module, query, key, value, attention_mask, **options)
-    rows, heads, count, size = query.shape
-    mask = attention_mask.repeat(1, 1, heads // key.shape[1] if count > 1 else 1, 1)
-    query = query.reshape(rows, key.shape[1], -1, size)
-    states = scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=options.get("scaling"))
-    return states.reshape(rows, heads, count, size).transpose(1, 2).contiguous(), None
 
 
 class RowByRow(nn.Module):
