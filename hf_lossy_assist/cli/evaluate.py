@@ -40,19 +40,17 @@ def evaluate(
     models.check({}, ("--assistant",), lookup)
     task, scored = prompts.of(models.pair)
     from ..evaluation.evaluate import evaluate as measured
-    from ..evaluation.modes import modes_of
     from ..integrations.vllm.engines import vllm_engines, vllm_has
 
     with vllm_engines("vllm" in measuring.engine, measuring.vllm_python, models.threads) or nullcontext() as vllm:
 
         def listed(heads: Mapping[str, Head]) -> list[DecodingMode]:
-            own = modes_of(modes, decoding.length(models), heads=heads, **decoding.law)
+            own = decoding.modes(modes, models, heads)
             if vllm is None:
                 return own
             return vllm.modes(own) if measuring.engine == "vllm" else [*own, *vllm.modes(filter(vllm_has, own))]
 
-        for mode in listed(models.heads):  # before models are loaded
-            mode.check_draft(model=models.has_draft(lookup), lookup=lookup is not None)
+        listed(models.heads)  # before models are loaded
         pair = models.load(lookup, models.heads)
         screen = Console()
         try:

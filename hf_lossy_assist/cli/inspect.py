@@ -48,17 +48,14 @@ def inspect(
             f"`--out` has to be a new file, but {str(file)!r} is there; choose another, or add `--overwrite`"
         )
     from ..core.token_records import TokenRecord
-    from ..evaluation.modes import modes_of
     from ..evaluation.requests import batches_of, run_request
     from ..inspection.page import InspectedText, InspectionPage
 
     example = options.shown(prompt, models.pair)
-    named = modes_of(modes, decoding.length(models, GAMMA), heads=models.heads, **decoding.law)
-    for each in named:  # before models are loaded
-        each.check_draft(model=models.has_draft(lookup), lookup=lookup is not None)
+    decoding.modes(modes, models, models.heads, GAMMA)  # before models are loaded
     pair = models.load(lookup, models.heads)
     longest = min(GAMMA, getattr(pair.draft, "longest", None) or GAMMA)  # a block is short
-    named = modes_of(modes, decoding.length(models, longest), heads=pair.rule_heads, **decoding.law)
+    named = decoding.modes(modes, models, pair.rule_heads, longest)
     for each in named:
         each.check_pair(pair)
     ids = pair.encode(example.prompt, turn=models.pair is not None)

@@ -20,6 +20,7 @@ from ..tasks.lookup import SHIPPED, load
 from ..values import check_name, json_or_text
 
 if TYPE_CHECKING:
+    from ..evaluation.modes import DecodingMode
     from ..heads import Head
     from ..pairs import Pair
 
@@ -289,6 +290,15 @@ class Drafting(Decoding):
         """Return the drafted tokens a round, where a mode does not say."""
         alone = None if models.has_draft(self.prompt_lookup) else self.prompt_lookup
         return next(x for x in (alone, self.gamma, usual) if x is not None)
+
+    def modes(self, text: str, models: Models, heads: Mapping[str, Head], usual: int = 5) -> list[DecodingMode]:
+        """Read modes; refuse those without a drafter, before models are loaded."""
+        from ..evaluation.modes import modes_of
+
+        found = modes_of(text, self.length(models, usual), heads=heads, **self.law)
+        for mode in found:
+            mode.check_draft(model=models.has_draft(self.prompt_lookup), lookup=self.prompt_lookup is not None)
+        return found
 
 
 @Parameter(name="*", group=MEASURING)

@@ -158,22 +158,3 @@ def times_as_fast(own: ArrayLike, other: ArrayLike) -> Interval:
     """
     rows = np.concatenate([own, other], 1, dtype=float)
     return interval(rows, lambda sums: sums[..., 0] * sums[..., 3] / (sums[..., 1] * sums[..., 2]), log=True)
-
-
-@dataclass(frozen=True)
-class Mean:
-    """The mean of a quantity of answers, and how far it is from the reference's on the same problems."""
-
-    mean: float
-    difference: float = 0.0
-    low: float | None = None  # of the difference's 95 % interval: the paired t-test's; None for fewer than two problems
-    high: float | None = None
-
-    @classmethod
-    def of(cls, own: Sequence[float], both: Sequence[tuple[float, float]]) -> Mean:
-        """Return the mean of ``own`` values, compared on the pairs of own and reference values in ``both``."""
-        mean, apart = sum(own) / len(own), [a - b for a, b in both]
-        if len(apart) < 2 or len(set(apart)) == 1:  # without any spread, the interval has no length
-            known = apart[0] if apart else 0.0
-            return cls(mean, known, *((known, known) if len(apart) > 1 else ()))
-        return cls(mean, *interval(apart))

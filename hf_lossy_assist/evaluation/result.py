@@ -13,7 +13,6 @@ from .scores import ModeScore, mode_scores
 from .tables import (
     Column,
     NumberTable,
-    apart,
     as_text,
     figure,
     number,
@@ -114,11 +113,11 @@ def length_table(rows: Rows, reference: str) -> NumberTable:
     """Lay out how long answers are and take: a rule that writes more tokens a second may need more of them."""
     columns: dict[str, Column] = {
         "mode": lambda row: row.label,
-        "tokens/\nanswer": lambda row: f"{row.tokens_per_answer.mean:.1f}",
-        f"against\n{reference} (95 %)": lambda row: apart(row.tokens_per_answer, 1),
+        "tokens/\nanswer": lambda row: f"{row.tokens_per_answer:.1f}",
+        f"against\n{reference} (95 %)": lambda row: "" if row.tokens_apart is None else f"{row.tokens_apart:+.1f}",
         "cut off\n(%)": lambda row: percent(row.cut_off, 1),
-        "seconds/\nanswer": lambda row: figure(row.seconds_per_answer.mean) if row.seconds_per_answer else "",
-        "against it\n(95 %)": lambda row: apart(row.seconds_per_answer, 2) if row.seconds_per_answer else "",
+        "seconds/\nanswer": lambda row: "" if row.seconds_per_answer is None else figure(row.seconds_per_answer),
+        "against it\n(95 %)": lambda row: "" if row.seconds_apart is None else f"{row.seconds_apart:+.2f}",
         "same\ntexts": lambda row: str(row.same_texts),
     }
     return table(rows, columns, "Length and time of answers; cut off: ended at the limit of their length")

@@ -10,7 +10,7 @@ from typing import Any
 
 from .answers import Answer, by_mode
 from .modes import DecodingMode
-from .quality import Interval, Mean, paired_interval, times_as_fast
+from .quality import Interval, interval, paired_interval, times_as_fast
 
 
 @dataclass(frozen=True)
@@ -37,8 +37,10 @@ class ModeScore:
     tokens_per_second: float | None  # None, like all that depends on it, if some answers were not timed
     target_calls_per_100_tokens: float  # a round is one call
     same_texts: int  # texts equal to the reference's
-    tokens_per_answer: Mean
-    seconds_per_answer: Mean | None
+    tokens_per_answer: float
+    tokens_apart: Interval | None  # from the reference's on the same problems; None for the reference itself
+    seconds_per_answer: float | None
+    seconds_apart: Interval | None
     cut_off: float  # the share of answers that ended at the limit of their length
     speed: Speed | None = None
 
@@ -83,13 +85,14 @@ class _Comparison:
         if compared and scored:
             apart = paired_interval([a.score for a, _ in compared], [b.score for _, b in compared])
         timed = [pair for pair in compared if None not in (pair[0].seconds, pair[1].seconds)]
-        times = _mean("seconds", own.values(), timed) if label in self.seen else None
+        seconds = sum(answer.seconds for answer in own.values()) if label in self.seen else None
         return ModeScore(
             label, fmean(answer.score for answer in own.values()) if scored else None, len(own), *apart,
             *((accepted / rounds, tokens / rounds) if rounds else (0.0, 0.0)),
-            None if times is None else tokens / (len(own) * times.mean), 100 * rounds / tokens if tokens else 0.0,
-            sum(a.text == b.text for a, b in both), _mean("tokens", own.values(), compared), times, cut / len(own),
-            None if times is None else self._speed(label),
+            None if seconds is None else tokens / seconds, 100 * rounds / tokens if tokens else 0.0,
+            sum(a.text == b.text for a, b in both), tokens / len(own), _apart("tokens", compared),
+            None if seconds is None else seconds / len(own), None if seconds is None else _apart("seconds", timed),
+            cut / len(own), None if seconds is None else self._speed(label),
         )  # fmt: skip
 
     def _speed(self, label: str) -> Speed:
@@ -151,7 +154,5 @@ def _times(own: _Calls, other: _Calls) -> Interval | None:
     return times_as_fast([own[i] for i in common], [other[i] for i in common]) if common else None
 
 
-def _mean(name: str, own: Collection[Answer], compared: Sequence[tuple[Answer, Answer]]) -> Mean:
-    return Mean.of(
-        [getattr(answer, name) for answer in own], [(getattr(a, name), getattr(b, name)) for a, b in compared]
-    )
+def _apart(name: str, compared: Sequence[tuple[Answer, Answer]]) -> Interval | None:
+    return interval([getattr(a, name) - getattr(b, name) for a, b in compared]) if compared else None

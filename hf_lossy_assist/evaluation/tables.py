@@ -11,8 +11,6 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table
 
-from .quality import Interval, Mean
-
 Column = Callable[[Any], str]
 
 
@@ -100,8 +98,3 @@ def figure(value: float) -> str:
 
 def milliseconds(seconds: float | None) -> str:
     return "" if seconds is None else figure(1000 * seconds)
-
-
-def apart(mean: Mean, digits: int) -> str:
-    """Return a mean's distance from the reference's with its interval; nothing for the reference itself."""
-    return "" if mean.low is None else f"{Interval(mean.difference, mean.low, mean.high):+.{digits}f}"

@@ -16,7 +16,7 @@ from hf_lossy_assist.cli.console import figures_table
 from hf_lossy_assist.cli.mine import figures_of
 from hf_lossy_assist.cli.rules import rule_page, rules_tables
 from hf_lossy_assist.core.statistics import LossyStats
-from hf_lossy_assist.evaluation.quality import Interval, Mean
+from hf_lossy_assist.evaluation.quality import Interval
 from hf_lossy_assist.evaluation.result import (
     length_table,
     score_table,
@@ -31,7 +31,7 @@ RATIO = Interval(12.34, 11.23, 13.45)
 SCORES = [
     ModeScore(
         LABEL, 1.0, 12345, -0.999, -1.0, -0.888, 13.37, 14.37, 12345.6, 100.0, 12345,
-        Mean(512.3, -12.3, -45.6, 23.4), Mean(12.34, -1.23, -4.56, 2.34), 1.0,
+        512.3, Interval(-12.3, -45.6, 23.4), 12.34, Interval(-1.23, -4.56, 2.34), 1.0,
         Speed(10234.5, 13456.7, dict.fromkeys(("plain", "stock", "lossless"), RATIO)),
     )
 ]  # fmt: skip

@@ -154,7 +154,8 @@ def test_the_folder_holds_answers_summary_and_plot(pair, whole, tmp_path):
     for label, entry in summary.items():
         assert list(entry) == [
             "score", "n", "difference", "low", "high", "mean_accepted", "tokens_per_round", "tokens_per_second",
-            "target_calls_per_100_tokens", "same_texts", "tokens_per_answer", "seconds_per_answer", "cut_off",
+            "target_calls_per_100_tokens", "same_texts", "tokens_per_answer", "tokens_apart", "seconds_per_answer",
+            "seconds_apart", "cut_off",
             "speed",
         ]  # fmt: skip
         assert {"label": label, **entry} == json.loads(json.dumps(asdict(result.modes[label])))

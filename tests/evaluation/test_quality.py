@@ -18,7 +18,6 @@ from hf_lossy_assist.evaluation.answers import Answer
 from hf_lossy_assist.evaluation.evaluation import Evaluation
 from hf_lossy_assist.evaluation.modes import DecodingMode, parse_modes
 from hf_lossy_assist.evaluation.quality import (
-    Mean,
     Measurable,
     interval,
     likelihood,
@@ -169,18 +168,14 @@ def test_lengths_and_times_are_compared_problem_by_problem():
         Answer(mode, i, 1.0, n, n, 0, n / 10, "", cut=n > 35) for mode, own in tokens.items() for i, n in enumerate(own)
     ]
     alone, lossy = mode_scores(answers, "plain")
-    assert alone.tokens_per_answer == Mean(25.0)
+    assert (alone.tokens_per_answer, alone.tokens_apart, alone.seconds_apart) == (25.0, None, None)
     assert (alone.cut_off, lossy.cut_off) == (0.25, 0.5)
     known = stats.ttest_rel(tokens["topk"], tokens["plain"]).confidence_interval()
-    assert lossy.tokens_per_answer == Mean(28.0, 3.0, pytest.approx(known.low), pytest.approx(known.high))
-    assert lossy.seconds_per_answer.mean == pytest.approx(2.8)
+    assert (lossy.tokens_per_answer, lossy.tokens_apart) == (28.0, pytest.approx((3.0, known.low, known.high)))
+    assert lossy.seconds_per_answer == pytest.approx(2.8)
+    assert lossy.seconds_apart == pytest.approx((0.3, known.low / 10, known.high / 10))
     shown = as_text(length_table([alone, lossy], "plain"))
     assert f"+3.0 ({known.low:+.1f} to {known.high:+.1f})" in shown
-
-
-def test_lengths_without_a_spread_have_no_interval_to_compute():
-    assert Mean.of([3.0, 4.0], [(3.0, 2.0), (4.0, 3.0)]) == Mean(3.5, 1.0, 1.0, 1.0)
-    assert Mean.of([3.0], [(3.0, 2.0)]) == Mean(3.0, 1.0)
 
 
 def test_likelihood_is_that_of_token_by_token_scoring(models):

@@ -127,19 +127,11 @@ def certify(
 
 
 def _refuted(losses: np.ndarray, mean: float, target: float) -> bool:
-    """Tell whether the log wealth of the bettors against ``mean`` has ever reached ``target``."""
-    return len(losses) > 0 and bool(mixed(growth_of(losses[:, None], mean).cumsum(0)).max() >= target)
-
-
-def growth_of(losses: Any, mean: float) -> np.ndarray:
-    """Return ``(..., bettors)``: the log of each bettor's growth by losses ``(..., 1)``."""
+    """Tell whether the log of all bettors' mean wealth against ``mean`` has ever reached ``target``."""
     with np.errstate(divide="ignore"):
-        return np.log1p(np.maximum(SHARES * (mean - losses) / (1 - mean), -1.0))
-
-
-def mixed(logs: np.ndarray) -> np.ndarray:
-    """Return ``(...)``: the log of all bettors' mean wealth, from ``(..., bettors)`` logs."""
-    return np.logaddexp.reduce(logs, axis=-1) - np.log(len(SHARES))
+        growth = np.log1p(np.maximum(SHARES * (mean - losses[:, None]) / (1 - mean), -1.0))
+    wealth = np.logaddexp.reduce(growth.cumsum(0), axis=-1) - np.log(len(SHARES))
+    return len(losses) > 0 and bool(wealth.max() >= target)
 
 
 def _losses(losses: Any) -> np.ndarray:
