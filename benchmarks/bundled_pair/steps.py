@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import Dataset
 from transformers import Trainer, TrainingArguments
-from transformers.trainer_utils import get_last_checkpoint
 
 Text = tuple[Tensor, int]
 """The tokens of a prompt and its answer, and where the answer begins."""
@@ -71,10 +70,11 @@ class Training(Trainer):
 
     def fit(self) -> nn.Module:
         """Return the trained model."""
-        last = get_last_checkpoint(self._folder) if self._folder.is_dir() else None
+        whole = self._folder.glob("checkpoint-*/trainer_state.json")  # what a checkpoint writes last
+        last = max((path.parent for path in whole), key=lambda path: int(path.name.split("-")[1]), default=None)
         if last is not None:
-            print(f"continuing after {Path(last).name}")
-        self.train(resume_from_checkpoint=last)
+            print(f"continuing after {last.name}")
+        self.train(resume_from_checkpoint=None if last is None else str(last))
         return self.model.eval()
 
     def compute_loss(self, model: nn.Module, inputs: tuple[int, list[Text]], *_: Any, **__: Any) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
 
 import pytest
 import torch
@@ -42,6 +43,9 @@ def test_a_resumed_run_ends_with_the_same_head(study, small, tmp_path, monkeypat
     monkeypatch.setattr(study, "loss_of", interrupt)
     with pytest.raises(KeyboardInterrupt):
         study.fit(small, recipe, tmp_path / "resumed", save_steps=2)
+    (whole,) = tmp_path.glob("resumed/*/checkpoint-4")
+    half = shutil.copytree(whole, whole.with_name("checkpoint-6"))
+    (half / "trainer_state.json").unlink()  # a run that ended while it was written
     resumed = study.fit(small, recipe, tmp_path / "resumed", save_steps=2)
     assert len(seen) == 7, "step 5 was repeated"
     if study is train_eagle3:
