@@ -12,9 +12,8 @@ from transformers import LlamaConfig, PretrainedConfig, PreTrainedModel, Qwen3Co
 
 from hf_lossy_assist.drafting.eagle3 import Eagle3
 from hf_lossy_assist.drafting.eagle3_config import Eagle3Config
-from hf_lossy_assist.drafting.state_head import StateHead
+from hf_lossy_assist.drafting.state_head import StateHead, StoredHead
 from hf_lossy_assist.drafting.state_source import LayerStates
-from hf_lossy_assist.drafting.stored_head import StoredHead
 from tests.tiny_models import VOCAB, prompt, tiny
 
 SIZES = {

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 from transformers import LogitsProcessorList
 
-from ..compat.models import device_of
 from ..compat.multimodal import reading
 from ..core.distributions import Randomness
 from ..core.messages import Commit, Draft, DraftCost
@@ -51,7 +50,7 @@ class Source:
     def __init__(self, runner: ModelRunner, vocabulary: Vocabulary | None = None) -> None:
         self.runner, self.model = runner, runner.model
         self.vocabulary = vocabulary
-        self.device = device_of(self.model)
+        self.device = runner.device
         self.calls = self.tokens = 0
 
     def room(self, ids: Tensor) -> int:
@@ -140,7 +139,21 @@ class Sampler:
         return self.randomness.categorical(law) if self.do_sample else logits.argmax(-1), logits, law
 
 
-class ChainDrafter(Drafter):
+class SourceDrafter(Drafter):
+    """Drafts from a source, which follows every round."""
+
+    def __init__(self, source: Source, sampler: Sampler | None = None) -> None:
+        self.source = source
+        self.sampler = Sampler() if sampler is None else sampler
+
+    def observe(self, commit: Commit) -> None:
+        self.source.learn(commit)
+
+    def in_use(self) -> AbstractContextManager[None]:
+        return self.source.in_use()
+
+
+class ChainDrafter(SourceDrafter):
     """Drafts one token after another.
 
     ``draft_length`` is γ, or chooses it from round to round. ``keep_logits`` returns the logits of q with the tokens,
@@ -155,9 +168,8 @@ class ChainDrafter(Drafter):
         keep_logits: bool = True,
         stop: DraftStop | None = None,
     ) -> None:
-        self.source = source
+        super().__init__(source, sampler)
         self.draft_length = DraftLength(draft_length) if isinstance(draft_length, int) else draft_length
-        self.sampler = Sampler() if sampler is None else sampler
         self.keep_logits = keep_logits
         self.stop = stop
         self._drafted = 0
@@ -215,9 +227,6 @@ class ChainDrafter(Drafter):
             self.draft_length.observe(self._drafted, round(sum(commit.accepted) / len(commit.accepted)))
         self._drafted = 0
         self.source.learn(commit)
-
-    def in_use(self) -> AbstractContextManager[None]:
-        return self.source.in_use()
 
 
 class BlockDrafter(ChainDrafter):

@@ -14,7 +14,7 @@ from ..compat.caches import CACHE
 from ..errors import LossyValueError
 from ..heads.identity import row_norms
 from .dflash_config import DFlashConfig
-from .stored_head import StoredHead, parts_of
+from .state_head import StoredHead, parts_of
 
 
 class DFlash(StoredHead):

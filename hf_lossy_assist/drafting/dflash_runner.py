@@ -79,7 +79,7 @@ class DFlashRunner(HeadRunner):
         return of_tree, self.embeddings.data_ptr(), None if weight is None else weight.data_ptr()
 
     @staticmethod
-    def body(model: nn.Module, of_tree: bool, decorated: bool = True) -> Callable[..., tuple[Tensor, ...]]:
+    def body(model: nn.Module, of_tree: bool, decorated: bool) -> Callable[..., tuple[Tensor, ...]]:
         head = shallow(model)
         if of_tree:
             return lambda *inputs, cache: (head.forward(*inputs, cache),)

@@ -11,7 +11,7 @@ from transformers import DynamicCache
 
 from ..compat.caches import CACHE
 from .eagle3_config import Eagle3Config
-from .stored_head import StoredHead, parts_of
+from .state_head import StoredHead, parts_of
 
 
 class Eagle3(StoredHead):

@@ -96,7 +96,7 @@ class Eagle3Runner(HeadRunner):
         return self._size, self.embeddings.data_ptr(), weights_of(self.model.get_output_embeddings())
 
     @staticmethod
-    def body(model: nn.Module, of_tree: bool, decorated: bool = True) -> Callable[..., tuple[Tensor, ...]]:
+    def body(model: nn.Module, of_tree: bool, decorated: bool) -> Callable[..., tuple[Tensor, ...]]:
         head = shallow(model)
         return lambda *inputs, cache: (head.forward(*inputs, cache),)
 

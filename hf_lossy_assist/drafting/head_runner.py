@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -17,17 +17,16 @@ from ..core.messages import Commit
 from ..core.texts import RowShift
 from ..core.trees import along_path
 from ..models.cache_rows import move_cache
-from ..models.runner import ModelRunner
 from ..models.static.cache_slot import StaticCacheSlot
-from ..models.static.fixed import FixedForwards, Prepare, TokenChoice, WholeDraft
+from ..models.static.fixed import FixedForwards, FixedRunner, WholeDraft
 from ..models.static.forwards import DecoderForward, FixedForward, shallow
 from .state_head import StateHead
 
-Body = Callable[[nn.Module, bool], Callable[..., tuple[Tensor, ...]]]
-"""Makes a head's forward, or its other one for blocks and trees; it takes inputs, masks and a ``cache``."""
+Body = Callable[[nn.Module, bool, bool], Callable[..., tuple[Tensor, ...]]]
+"""Makes a head's forward, or its other one for blocks, from inputs, masks and a ``cache``; it has no decorators."""
 
 
-class HeadRunner(ModelRunner):
+class HeadRunner(FixedRunner):
     """Runs a head for a target. Its slot t is about the target's state at token t.
 
     ``mask`` ``(B, L)`` is False at padding of the prompts, or None. The slots are in ``slot``, a static cache, or in a
@@ -46,27 +45,6 @@ class HeadRunner(ModelRunner):
         self._first = 0
         self._mask = None if mask is None or bool(mask.all()) else mask.bool().to(head.device)
         self.fixed = DynamicSlots(head, self.body) if slot is None else StaticSlots(head, slot, self.body)
-
-    @abstractmethod
-    def kind(self, of_tree: bool) -> Hashable:
-        """Return what shapes a prepared forward, besides its width."""
-
-    @staticmethod
-    @abstractmethod
-    def body(model: nn.Module, of_tree: bool, decorated: bool = True) -> Callable[..., tuple[Tensor, ...]]:
-        """Return a forward of the head."""
-
-    @abstractmethod
-    def drafting(self, length: int, choice: TokenChoice, decorated: bool, prepare: Prepare) -> Callable[..., Any]:
-        """Return the body of a whole draft, whose steps go through ``prepare``."""
-
-    @abstractmethod
-    def trial(self, of_tree: bool, width: int, eager: bool) -> Tensor:
-        """Run a forward over anything; return its logits."""
-
-    @abstractmethod
-    def trial_draft(self, draft: WholeDraft, waits: Tensor | None) -> Tensor:
-        """Make a draft after anything; return its logits."""
 
     def read_states(self, commit: Commit, states: Tensor) -> None:
         """Read what a round has committed, given the target's states ``(B, S, …)`` of its verification.
@@ -94,9 +72,6 @@ class HeadRunner(ModelRunner):
         if length < self.seen:
             self.fixed.forget_last(self.seen - length)
             self.seen = length
-
-    def in_use(self) -> AbstractContextManager[None]:
-        return self.fixed.in_use()
 
     def _move(self, shift: RowShift, ids: Tensor) -> None:
         slots = shift.known(self.seen)
@@ -135,7 +110,7 @@ class DynamicSlots:
 
     def __init__(self, head: StateHead, body: Body) -> None:
         self.cache = head.new_cache()
-        self._bodies = body(head, False), body(head, True)
+        self._bodies = body(head, False, True), body(head, True, True)
 
     def run(self, of_tree: bool, start: int, inputs: tuple[Tensor, ...], *masks: Any, eager: bool = False) -> Tensor:
         """Run a forward over the next slots ``(B, n, …)``, which begin at ``start``; return its states."""
@@ -162,7 +137,7 @@ class StaticSlots(FixedForwards):
 
     def __init__(self, head: StateHead, slot: StaticCacheSlot, body: Body) -> None:
         super().__init__(head, slot)
-        self._eager = {of_tree: self.around(body(head, of_tree)) for of_tree in (False, True)}
+        self._eager = {of_tree: self.around(body(head, of_tree, True)) for of_tree in (False, True)}
 
     def around(self, body: Callable[..., tuple[Tensor, ...]]) -> FixedForward:
         head = shallow(self.model)  # of the head itself a graph would be a reference, which keeps it for ever

@@ -1,21 +1,30 @@
-"""A draft model that shares the target's tokenizer: its laws, its runner, and what is asked of it."""
+"""Draft models that share the target's tokenizer, also beside an encoder: laws, runners, and what is asked of them."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
+from transformers import DynamicCache, EncoderDecoderCache, PreTrainedModel
+from transformers.modeling_outputs import BaseModelOutput
 
 from ..compat.caches import cache_name, new_cache
 from ..compat.inputs import DraftForwardInputs, ForwardInputs
-from ..compat.models import device_of, forward_accepts, has_recurrent_state, obstacle_in_adapter
-from ..compat.multimodal import PreparedInputs
+from ..compat.models import (
+    device_of,
+    encode,
+    forward_accepts,
+    generation_accepts,
+    has_recurrent_state,
+    obstacle_in_adapter,
+)
+from ..compat.multimodal import PreparedInputs, other_inputs, reading
 from ..compat.positions import keeps_positions, learned_positions
 from ..compat.probe import ask, obstacle_to_rollback
 from ..core.distributions import Randomness
-from ..errors import LossyUnsupportedError
+from ..errors import LossyUnsupportedError, LossyValueError
 from ..models.lm_head_hook import lm_head_hook
 from ..models.recurrent import RecurrentDraftRunner, padding_before
 from ..models.runner import DynamicCacheRunner, ModelRunner
@@ -78,6 +87,37 @@ def draft_runner(
     return DynamicCacheRunner(kind(model), carried, length, last_position=last, hands_on=hands_on)
 
 
+def encoded_runner(model: PreTrainedModel, ids: Tensor, inputs: Mapping[str, Any], encoder_input: Any) -> ModelRunner:
+    """Return the runner of a decoder that attends to an encoder's states: its own's, or the target's where it has none.
+
+    It is for one sequence, whose prompt is ``ids`` ``(1, L)``; ``inputs`` are the target's other inputs, and
+    ``encoder_input`` is its encoder's, if the caller gave it. Distil-Whisper's decoder, loaded as a
+    ``WhisperForCausalLM``, shares the target's encoder.
+    """
+    mask, device, length = inputs.get("attention_mask"), device_of(model), 0  # it masks the encoder's input
+    if not model.config.is_encoder_decoder:
+        states = inputs["encoder_outputs"][0].to(device=device, dtype=model.dtype)
+        given = inputs.get("decoder_attention_mask")
+        text = (torch.ones_like(ids) if given is None else given).to(device)
+        encoded = {"encoder_outputs": BaseModelOutput(states), "attention_mask": text}
+        length = text.shape[1]
+    elif encoder_input is None:
+        raise LossyValueError(
+            "`encoder_outputs` are the target's, but `assistant_model` has an encoder of its own; pass the "
+            "encoder's input instead"
+        )
+    else:
+        encoded = other_inputs(model, inputs)  # with whatever its encoder reads beside the main input
+        if mask is not None:
+            encoded["attention_mask"] = mask.to(device)
+        with reading(model):
+            encoded["encoder_outputs"] = encode(model, encoder_input, encoded)
+    carried = {cache_name(model): EncoderDecoderCache(DynamicCache(), DynamicCache()), "use_cache": True, **encoded}
+    direct = forward_accepts(model, "encoder_outputs")  # else the model's own preparation does
+    kind = DraftForwardInputs if direct else ForwardInputs
+    return DynamicCacheRunner(kind(model), carried, length, hands_on=False)
+
+
 def check_draft_model(target: PreTrainedModel, draft: PreTrainedModel) -> None:
     """Raise unless ``draft`` can draft for ``target`` in the target's tokens."""
     check_vocabularies(target, draft)
@@ -96,6 +136,17 @@ def check_decoder(draft: PreTrainedModel) -> None:
         raise LossyUnsupportedError(
             f"`assistant_model` has to be a model whose cache can be rolled back, but {refusal}"
         )
+
+
+def check_encoder_decoder_draft(target: PreTrainedModel, draft: PreTrainedModel) -> None:
+    """Raise unless ``draft`` can read the target encoder's input or output."""
+    if not draft.config.is_encoder_decoder and not generation_accepts(draft, "encoder_outputs"):
+        raise LossyUnsupportedError(
+            f"`assistant_model` {type(draft).__name__} can't read the input of {type(target).__name__}'s encoder; use "
+            "an encoder-decoder model, or a decoder that takes `encoder_outputs`, such as WhisperForCausalLM"
+        )
+    if (refusal := obstacle_to_rollback(draft, several=False)) is not None:
+        raise LossyUnsupportedError(f"`assistant_model` has to roll its cache back, but {refusal}")
 
 
 def mask_of(ids: Tensor, model_kwargs: dict[str, Any]) -> Tensor | None:

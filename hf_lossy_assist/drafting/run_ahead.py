@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
 
 import torch
 from torch import Tensor
@@ -15,12 +14,11 @@ from ..core.texts import Texts
 from ..errors import LossyUnsupportedError
 from ..heads import VerifierHead
 from ..theory import DenseDecoder
-from . import Drafter
-from .chain import Sampler
+from .chain import Sampler, SourceDrafter
 from .model import ModelSource
 
 
-class RunAheadDrafter(Drafter):
+class RunAheadDrafter(SourceDrafter):
     """Drafts one token at a time, with a head's score of it: by the state that predicted it, for which it has been run.
 
     Attributes
@@ -30,7 +28,8 @@ class RunAheadDrafter(Drafter):
     """
 
     def __init__(self, source: ModelSource, head: VerifierHead, sampler: Sampler) -> None:
-        self.source, self.head, self.sampler = source, head, sampler
+        super().__init__(source, sampler)
+        self.head = head
 
     def propose(self, ids: Tensor, layout: Texts, remaining: Sequence[int]) -> Draft:
         return Draft.empty(ids)  # of a run, the target sees one token
@@ -71,9 +70,6 @@ class RunAheadDrafter(Drafter):
         # A draft that was kept whole goes on, also with what has been read of its last token.
         if commit.shift is not None or min(commit.counts) < commit.drafted or commit.accepted != commit.counts:
             self._follow(commit)
-
-    def in_use(self) -> AbstractContextManager[None]:
-        return self.source.in_use()
 
     def flops(self, target: PreTrainedModel, length: int, stats: StatsRecorder) -> Mapping[str, float]:
         """Count all forwards, at the mean context of texts of a length; empty for an unknown architecture.

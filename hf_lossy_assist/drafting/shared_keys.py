@@ -85,7 +85,7 @@ class SharedKeysRunner(ModelRunner):
     """
 
     def __init__(self, assistant: PreTrainedModel, target: PreTrainedModel, mask: Tensor | None) -> None:
-        self.model = assistant
+        self.model, self.device = assistant, device_of(assistant)
         self.seen = self.sent = 0
         self._embed = target.get_input_embeddings()
         self._mask = None if mask is None or bool(mask.all()) else GrowingTensor(mask.long(), ones)
@@ -115,8 +115,8 @@ class SharedKeysRunner(ModelRunner):
         mask = None if self._mask is None else self._mask.between(0, self.seen)
         position = torch.full((len(ends), 1), self.seen) if mask is None else mask.sum(-1, keepdim=True)
         self._inputs = {
-            "attention_mask": None if mask is None else pad(mask, (before, 0), value=1).to(device_of(self.model)),
-            "position_ids": (position + before).to(device_of(self.model)),
+            "attention_mask": None if mask is None else pad(mask, (before, 0), value=1).to(self.device),
+            "position_ids": (position + before).to(self.device),
         }
         self._begun = self._state
 

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, fields
 
 import torch
 from torch import Tensor
 
-from ..core.messages import Commit, Draft, DraftCost
+from ..core.messages import Draft, DraftCost
 from ..core.texts import Texts
 from ..core.trees import Tree
 from ..models.processing import alike, process
 from ..models.runner import Nodes
 from ..values import SETTINGS, bounded
-from . import Drafter
-from .chain import Sampler, Source
+from .chain import Sampler, Source, SourceDrafter
 from .vocabulary import NEVER
 
 LEAST, MOST = 0.01, 128
@@ -46,7 +44,7 @@ class TreeConfig:
         return self.top_k + (self.depth - 1) * self.top_k**2
 
 
-class TreeDrafter(Drafter):
+class TreeDrafter(SourceDrafter):
     """Drafts trees from the laws of a source, as EAGLE-2 does (arXiv 2406.16858, section 4).
 
     At every depth, one forward extends the ``top_k`` likeliest paths by their ``top_k`` likeliest tokens each; the
@@ -55,7 +53,8 @@ class TreeDrafter(Drafter):
     """
 
     def __init__(self, source: Source, shape: TreeConfig, sampler: Sampler) -> None:
-        self.source, self.shape, self.sampler = source, shape, sampler
+        super().__init__(source, sampler)
+        self.shape = shape
         self._alike = alike(sampler.processors)
 
     def propose(self, ids: Tensor, layout: Texts | None, remaining: Sequence[int]) -> Draft:
@@ -79,12 +78,6 @@ class TreeDrafter(Drafter):
             hidden = torch.cat(states, dim=1)[tree.rows.to(source.device), growing.predicted_by.to(source.device)]
         cost = DraftCost(source.calls - before[0], source.tokens - before[1])
         return Draft(tokens, None, hidden, tree=tree, cost=cost)
-
-    def observe(self, commit: Commit) -> None:
-        self.source.learn(commit)
-
-    def in_use(self) -> AbstractContextManager[None]:
-        return self.source.in_use()
 
     def _processed(self, ids: Tensor, logits: Tensor, growing: _GrowingTree | None) -> Tensor:
         """Return the processed logits of q ``(B, k, V)`` after nodes."""

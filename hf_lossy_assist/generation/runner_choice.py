@@ -25,7 +25,7 @@ from ..models.processing import settings_of
 from ..models.recurrent import RecurrentRunner, padding_before
 from ..models.runner import DynamicCacheRunner, ModelRunner
 from ..models.static.cache_slot import StaticCacheSlot, rewinds, take_slot
-from ..models.static.fixed import Shapes, TokenChoice
+from ..models.static.fixed import FixedRunner, Shapes, TokenChoice
 from ..models.static.forwards import Compiling, decoder_layers, forget
 from ..models.static.graphs import RECORDERS, CompiledRecording, Recording
 from ..models.static.layerwise import compiling
@@ -282,7 +282,7 @@ class _RunnerChoice:
             return f"the states between the layers of {type(model).__name__} can't be returned"
         return obstacle_to_static(model) or obstacle_to_inputs(call)
 
-    def _ways(self, runner: ModelRunner, path: Path) -> list[Compiling | Recording]:
+    def _ways(self, runner: FixedRunner, path: Path) -> list[Compiling | Recording]:
         """Return how forwards may be prepared, the best way first: what is compiled is recorded, too, if it can be."""
         given, recorder = self.making.call.config.compile_config, RECORDERS.get(runner.device.type)
         if path is not Path.COMPILED:
@@ -298,7 +298,7 @@ class _RunnerChoice:
             return [(compiling if recorder is None else Compiling)(given)]
         return [CompiledRecording(recorder, given), Compiling(given)]
 
-    def _failed(self, runner: ModelRunner, path: Path, shapes: Shapes, asked: bool) -> bool:
+    def _failed(self, runner: FixedRunner, path: Path, shapes: Shapes, asked: bool) -> bool:
         """Compile or record a model's forwards; tell whether that is impossible, which is warned of."""
         name = type(runner.model).__name__
         filled = f"`{CACHE}` holds tokens already, which compiling would overwrite"

@@ -18,7 +18,6 @@ from ..compat.kernels import fold_attention, has_int8_kernel, int8_product, sums
 from ..compat.probe import ask, failure
 from ..errors import LossyUnsupportedError, LossyValueError
 from ..heads.identity import row_norms
-from .few_rows import FEW_ROWS, products
 
 _LEVELS = 127
 _TINY = torch.finfo(torch.float32).tiny
@@ -160,6 +159,32 @@ _FEW = 16
 def reads_int8(device: str, rows: int, compiling: bool) -> bool:
     """Tell whether a kernel of a kind of device multiplies so many rows by int8 weights, without widening these."""
     return device == "cuda" and not compiling and rows <= _FEW and has_int8_kernel(device)
+
+
+FEW_ROWS = 8
+"""More rows are left to the libraries' products, which have matrix units."""
+
+
+def products(rows: Tensor, weight: Tensor) -> Tensor:
+    """Return ``rows @ weight.T`` ``(R, N)`` in float32, of ``rows`` ``(R, K)`` and a ``weight`` ``(N, K)`` of any type.
+
+    A compiler fuses the products of several rows with each other, with the widening of the weight, and with what comes
+    before and after; a library's product has to find its weight in memory, as wide as its rows. Sums are put together
+    as they are: on a GPU, Inductor would put rounded ones together in a kernel of its own.
+    """
+    return torch.stack([(row.float() * weight.float()).sum(-1) for row in rows])
+
+
+class FewRowsLinear(nn.Linear):
+    """Multiplies few rows by :func:`products`, each by itself."""
+
+    def forward(self, states: Tensor) -> Tensor:
+        rows = states.reshape(-1, self.in_features)
+        if len(rows) > FEW_ROWS:
+            return super().forward(states)
+        bias = 0 if self.bias is None else self.bias
+        out = (products(rows, self.weight) + bias).to(states.dtype)
+        return out.view(*states.shape[:-1], self.out_features)
 
 
 class WeightOnlyInt8Linear(QuantisedLinear):

@@ -11,6 +11,7 @@ from functools import cached_property
 from types import MappingProxyType
 from typing import Any
 
+import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -49,6 +50,8 @@ class ModelRunner(ABC):
 
     Attributes
     ----------
+    device
+        Where the model reads tokens.
     seen
         How many tokens of the text the cache holds.
     sent
@@ -66,6 +69,7 @@ class ModelRunner(ABC):
     """
 
     model: PreTrainedModel
+    device: torch.device
     seen: int
     sent: int
     needs_parts = False
@@ -175,7 +179,8 @@ class DynamicCacheRunner(ModelRunner):
         hands_on: bool = True,
     ) -> None:
         self.model: PreTrainedModel = inputs.model
-        self.last_position = None if last_position is None else last_position.to(device_of(self.model))
+        self.device = device_of(self.model)
+        self.last_position = None if last_position is None else last_position.to(self.device)
         self.inputs = inputs
         self.carried = carried
         self.before = before

@@ -9,8 +9,7 @@ import torch
 from torch import nn
 from torch._inductor.utils import run_and_get_code
 
-from hf_lossy_assist.models.few_rows import FEW_ROWS, FewRowsLinear, products
-from hf_lossy_assist.models.quantised import WeightOnlyInt8Linear
+from hf_lossy_assist.models.quantised import FEW_ROWS, FewRowsLinear, WeightOnlyInt8Linear, products
 
 OUT, IN = 48, 80
 

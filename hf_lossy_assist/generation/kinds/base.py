@@ -23,6 +23,7 @@ from ...drafting.state_head import StateHead
 from ...drafting.vocabulary import Vocabulary
 from ...models.runner import ModelRunner
 from ...models.static.cache_slot import StaticCacheSlot
+from ...models.static.fixed import FixedRunner
 from ..config import LossyConfig
 from ..prepared import Prepared
 
@@ -113,7 +114,7 @@ class Making:
 class StaticDraft:
     """How a drafter runs on a static cache."""
 
-    runner: Callable[[StaticCacheSlot], ModelRunner]
+    runner: Callable[[StaticCacheSlot], FixedRunner]
     steps: tuple[int, ...] = ()  # over how many tokens its forwards are, while it drafts
     blocks: tuple[int, ...] = ()  # likewise, where one forward drafts them all
     reads_all: bool = False  # whether it reads all that a round has committed, and not only what it has not drafted

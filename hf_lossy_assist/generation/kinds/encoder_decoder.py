@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Self
 
 from ...drafting import Drafter
-from ...drafting.encoder_decoder import check_encoder_decoder_draft, encoded_runner
-from ...drafting.model import ModelSource
+from ...drafting.model import ModelSource, check_encoder_decoder_draft, encoded_runner
 from ...drafting.vocabulary import check_vocabularies, vocabulary_of
 from .base import Asked, Making, register
 from .generators import PerRowKind

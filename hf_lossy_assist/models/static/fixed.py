@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Hashable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +18,7 @@ from transformers.utils import logging
 from ...compat.models import device_of
 from ...core.distributions import Randomness
 from ...errors import LossyUnsupportedError
+from ..runner import ModelRunner
 from .cache_slot import StaticCacheSlot, give_back
 from .forwards import Compiling, DecoderForward, FixedForward, Make, filled_up, with_decoder_forward
 from .graphs import Recording, weights_of
@@ -103,25 +105,33 @@ class Shapes:
     room: int = 0
 
 
-class Parts(Protocol):
-    """A runner's say about what is prepared of its forwards, and how these are tried."""
+class FixedRunner(ModelRunner):
+    """Runs a model by ``fixed`` forwards; it says what is prepared of these, and how they are tried."""
 
-    seen: int
+    fixed: FixedForwards
 
+    @abstractmethod
     def kind(self, of_tree: bool) -> Hashable:
         """Return what shapes a forward, besides its width."""
 
+    @abstractmethod
     def body(self, model: nn.Module, of_tree: bool, decorated: bool) -> Callable[..., tuple[Tensor, ...]]:
         """Return what is prepared of a forward of ``model``; ``decorated`` keeps transformers' decorators."""
 
+    @abstractmethod
     def drafting(self, length: int, choice: TokenChoice, decorated: bool, prepare: Prepare) -> Callable[..., Any]:
         """Return the body of a whole draft, whose steps go through ``prepare``."""
 
+    @abstractmethod
     def trial(self, of_tree: bool, width: int, eager: bool) -> Tensor:
         """Run a forward over anything; return its logits."""
 
+    @abstractmethod
     def trial_draft(self, draft: WholeDraft, waits: Tensor | None) -> Tensor:
         """Make a draft after anything; return its logits."""
+
+    def in_use(self) -> AbstractContextManager[None]:
+        return self.fixed.in_use()
 
 
 class FixedForwards:
@@ -145,7 +155,7 @@ class FixedForwards:
         """Return the forward that calls ``body`` in place of the decoder's."""
         return FixedForward(with_decoder_forward(self.model, DecoderForward(body, self.slot.rows)))
 
-    def prepare(self, parts: Parts, how: Compiling | Recording, shapes: Shapes) -> None:
+    def prepare(self, runner: FixedRunner, how: Compiling | Recording, shapes: Shapes) -> None:
         """Compile or record now, so that a failure shows here; a progress bar says so."""
         slot, keys, trials = self.slot, {}, {}
         if slot.weights != (weights := weights_of(self.model)):
@@ -154,44 +164,44 @@ class FixedForwards:
 
         prepared, part = partial(how.prepared, slot), partial(how.part, self.model, slot)
         for of_tree, width in sorted({*((False, x) for x in shapes.widths), *((True, x) for x in shapes.trees)}):
-            key = of_tree, width, parts.kind(of_tree)
-            body = partial(part, key, partial(parts.body, of_tree=of_tree, decorated=how.decorated))
+            key = of_tree, width, runner.kind(of_tree)
+            body = partial(part, key, partial(runner.body, of_tree=of_tree, decorated=how.decorated))
             self.prepared[of_tree, width] = self.around(prepared(key, body))
-            keys[str(width)], trials[str(width)] = key, partial(parts.trial, of_tree, width)
+            keys[str(width)], trials[str(width)] = key, partial(runner.trial, of_tree, width)
         if length := shapes.drafts:
-            choice, kind = shapes.choice, parts.kind(False)
-            drafting, key = partial(parts.drafting, length, choice), ("draft", length, kind, choice.key)
+            choice, kind = shapes.choice, runner.kind(False)
+            drafting, key = partial(runner.drafting, length, choice), ("draft", length, kind, choice.key)
             body = partial(drafting, how.decorated, lambda name, make: part(("step", name, kind), make))
             self.chain = WholeDraft(prepared(key, body), length, slot.rows, choice)
             keys[f"drafts of {length}"] = key
             size = slot.rows, length, choice.drawn
             waits = torch.ones(size, dtype=torch.float32, device=self.device) if choice.drawn else None
             alone = WholeDraft(drafting(True, lambda name, make: make(self.model)), length, slot.rows, choice)
-            trials[f"drafts of {length}"] = lambda eager: parts.trial_draft(alone if eager else self.chain, waits)
+            trials[f"drafts of {length}"] = lambda eager: runner.trial_draft(alone if eager else self.chain, waits)
         self.recorded = how.records
-        self._warm_up(parts, {name: (how.key, key) for name, key in keys.items()}, trials, how.title)
+        self._warm_up(runner, {name: (how.key, key) for name, key in keys.items()}, trials, how.title)
 
     def _warm_up(
-        self, parts: Parts, keys: dict[str, Hashable], trials: dict[str, Callable[[bool], Tensor]], title: str
+        self, runner: FixedRunner, keys: dict[str, Hashable], trials: dict[str, Callable[[bool], Tensor]], title: str
     ) -> None:
         """Run and check what has not run on this cache yet; Inductor's graphs need two runs after one that compiles."""
         cold = [name for name, key in keys.items() if key not in self.slot.warm]
         shown = title.format(type(self.model).__name__, " and ".join(cold))
         for name in logging.tqdm(cold, desc=shown, unit="shape", disable=not cold):
             # Eager comes first: it makes the cache's tensors, which a compiled forward can't.
-            parts.trial(False, 1, True)
+            runner.trial(False, 1, True)
             logits = [trials[name](eager) for eager in (True, False, False, False)]
             logits = [x.masked_fill(x < _FORBIDDEN, 0) for x in (logits[0], logits[-1])]
             wrong = _difference(logits[0], logits[-1])
             if not wrong <= _TOLERANCE * logits[0].abs().max():
                 raise LossyUnsupportedError(f"its logits are off by {wrong:.3g}")
             self.slot.warm.add(keys[name])
-        parts.seen = 0
+        runner.seen = 0
         self.slot.clear()
 
-    def forget(self, parts: Parts) -> None:
+    def forget(self, runner: FixedRunner) -> None:
         """Run one by one what :meth:`prepare` failed to prepare."""
-        self.prepared, self.chain, self.recorded, parts.seen = {}, None, False, 0
+        self.prepared, self.chain, self.recorded, runner.seen = {}, None, False, 0
         self.slot.forget_forwards()
         self.slot.clear()
 

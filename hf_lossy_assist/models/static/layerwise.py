@@ -13,7 +13,7 @@ from transformers.cache_utils import Cache
 from ...compat.caches import LAYER_INDEX, cache_name, count_in_all_layers, is_counted_once, one_layer
 from ...compat.kernels import folding
 from ...compat.models import attention_of
-from ..few_rows import FewRowsLinear
+from ..quantised import FewRowsLinear
 from .cache_slot import StaticCacheSlot, new_static_cache
 from .forwards import Compiling, Make, decoder_layers, path_to_decoder, shallow, with_decoder
 

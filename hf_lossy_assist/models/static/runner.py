@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -16,13 +16,13 @@ from ...compat.caches import cache_name, new_cache
 from ...compat.tree_inputs import TreeInputs
 from ...core.distributions import Randomness
 from ...core.texts import GrowingTensor, RowShift, counting, ones
-from ..runner import ModelRunner, Nodes
+from ..runner import Nodes
 from .cache_slot import StaticCacheSlot
-from .fixed import FixedForwards, Prepare, TokenChoice, WholeDraft, chained
+from .fixed import FixedForwards, FixedRunner, Prepare, TokenChoice, WholeDraft, chained
 from .forwards import states_of, whole
 
 
-class StaticCacheRunner(ModelRunner):
+class StaticCacheRunner(FixedRunner):
     """Runs a text, or the rows of a batch, on a static cache that is rolled back by position.
 
     A batch keeps its first cache: rows that go on move to the front, and forwards keep their number of rows.
@@ -188,9 +188,6 @@ class StaticCacheRunner(ModelRunner):
     def rewind(self, length: int) -> None:
         self.seen = min(self.seen, length)
         self.slot.seek(self.seen)
-
-    def in_use(self) -> AbstractContextManager[None]:
-        return self.fixed.in_use()
 
     def settle(self, text: Tensor) -> None:
         if self.copies_cache:

@@ -15,7 +15,7 @@ import pytest
 import torch
 from transformers import CompileConfig, LlamaConfig, LlamaForCausalLM
 
-from hf_lossy_assist.models import few_rows
+from hf_lossy_assist.models import quantised
 from hf_lossy_assist.models.static import layerwise
 from hf_lossy_assist.models.static.cache_slot import StaticCacheSlot, new_static_cache
 from hf_lossy_assist.models.static.fixed import Shapes
@@ -43,7 +43,7 @@ def _no_folding(patch: pytest.MonkeyPatch) -> None:
 
 
 def _no_splitting(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(few_rows, "FEW_ROWS", 0)
+    patch.setattr(quantised, "FEW_ROWS", 0)
 
 
 def _a_counter_a_layer(patch: pytest.MonkeyPatch) -> None:

@@ -12,8 +12,8 @@ from transformers import CompileConfig, GPT2Config, GPT2LMHeadModel, GptOssConfi
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 
 from hf_lossy_assist.compat.caches import CACHE
-from hf_lossy_assist.models import few_rows
-from hf_lossy_assist.models.few_rows import FEW_ROWS
+from hf_lossy_assist.models import quantised
+from hf_lossy_assist.models.quantised import FEW_ROWS
 from hf_lossy_assist.models.static.cache_slot import StaticCacheSlot, new_static_cache
 from hf_lossy_assist.models.static.forwards import TUNING, Compiling, states_of
 from hf_lossy_assist.models.static.layerwise import CompilingLayers, compiling, layer_kinds_of
@@ -146,8 +146,8 @@ def test_what_inductor_is_asked_for_and_whose_products_are_of_one_row(given, exp
     monkeypatch.setattr(torch, "compile", lambda function, **options: asked.append(options) or function)
     assert not how.tuned(target)  # on a CPU
     monkeypatch.setitem(TUNING, "cpu", FEWER)
-    own = few_rows.products
-    monkeypatch.setattr(few_rows, "products", lambda given, weight: rows.extend(given) or own(given, weight))
+    own = quantised.products
+    monkeypatch.setattr(quantised, "products", lambda given, weight: rows.extend(given) or own(given, weight))
     states = how.part(target, slot, 3, states_of)
     assert [{name: options[name] for name in expected} for options in asked] == [expected]
     with warnings.catch_warnings():
