@@ -18,7 +18,7 @@ from transformers import CompileConfig, PreTrainedModel
 from hf_lossy_assist import last_stats
 from hf_lossy_assist.core.distributions import Randomness
 from hf_lossy_assist.models.static.cache_slot import give_back, take_slot
-from hf_lossy_assist.models.static.fixed import Shapes
+from hf_lossy_assist.models.static.fixed import Widths
 from hf_lossy_assist.models.static.graphs import RECORDERS, CompiledRecording, Recording
 from hf_lossy_assist.models.static.runner import StaticCacheRunner
 
@@ -151,8 +151,8 @@ def forwards(run: Run, target: Model, draft: Model, prompt: Tensor, way: str, ga
         return
     how = CompiledRecording(recorder, config(run)) if way == "compiled" else Recording(recorder)
     for name, model, shapes in (
-        ("target", target, Shapes((gamma + 1,), room=gamma + 1)),
-        ("draft", draft, Shapes(drafts=gamma, room=gamma + 1)),
+        ("target", target, Widths((gamma + 1,), room=gamma + 1)),
+        ("draft", draft, Widths(drafts=gamma, room=gamma + 1)),
     ):
         with run.step(f"forwards of the {name}") as begins, torch.no_grad():
             if not begins:

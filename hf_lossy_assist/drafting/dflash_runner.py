@@ -15,7 +15,7 @@ from ..core.distributions import Randomness
 from ..core.messages import Commit
 from ..models.runner import Nodes
 from ..models.static.cache_slot import StaticCacheSlot
-from ..models.static.fixed import Prepare, TokenChoice, WholeDraft, chained
+from ..models.static.fixed import FixedSampler, Prepare, WholeDraft, chained
 from ..models.static.forwards import shallow
 from .dflash import DFlash
 from .head_runner import HeadRunner
@@ -90,14 +90,14 @@ class DFlashRunner(HeadRunner):
 
         return remember
 
-    def drafting(self, length: int, choice: TokenChoice, decorated: bool, prepare: Prepare) -> Callable[..., Any]:
+    def drafting(self, length: int, sampler: FixedSampler, decorated: bool, prepare: Prepare) -> Callable[..., Any]:
         head, lm_head, vocabulary = shallow(self.model), self._lm_head, self.vocabulary
         block = prepare("block", lambda _: head.forward)
         scored = prepare("scored", lambda _: lambda states: head.scores(states, lm_head))
 
         def body(embeds: Tensor, positions: Tensor, masks: Any, waits: Tensor | None, cache: Any) -> Any:
             logits = vocabulary.logits(scored(block(embeds, positions, masks, cache)[:, 1 : length + 1]))
-            return chained(lambda i, token, waits: choice(logits[:, i : i + 1], waits), length, waits)
+            return chained(lambda i, token, waits: sampler(logits[:, i : i + 1], waits), length, waits)
 
         return body
 

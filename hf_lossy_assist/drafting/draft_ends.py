@@ -41,7 +41,7 @@ class HeuristicLength(DraftLength):
 
 def draft_length_of(num_tokens: int, schedule: str = "constant") -> DraftLength:
     """Return the draft length for ``num_assistant_tokens`` and ``num_assistant_tokens_schedule``."""
-    return (HeuristicLength if constant_length(num_tokens, schedule) is None else DraftLength)(num_tokens)
+    return (HeuristicLength if schedule.startswith("heuristic") else DraftLength)(num_tokens)
 
 
 def constant_length(num_tokens: int, schedule: str = "constant") -> int | None:

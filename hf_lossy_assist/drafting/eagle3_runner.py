@@ -16,7 +16,7 @@ from ..core.texts import RowShift
 from ..core.transfers import to_device
 from ..models.runner import Nodes
 from ..models.static.cache_slot import StaticCacheSlot
-from ..models.static.fixed import Prepare, TokenChoice, WholeDraft, chained
+from ..models.static.fixed import FixedSampler, Prepare, WholeDraft, chained
 from ..models.static.forwards import shallow
 from ..models.static.graphs import weights_of
 from .eagle3 import Eagle3
@@ -100,7 +100,7 @@ class Eagle3Runner(HeadRunner):
         head = shallow(model)
         return lambda *inputs, cache: (head.forward(*inputs, cache),)
 
-    def drafting(self, length: int, choice: TokenChoice, decorated: bool, prepare: Prepare) -> Callable[..., Any]:
+    def drafting(self, length: int, sampler: FixedSampler, decorated: bool, prepare: Prepare) -> Callable[..., Any]:
         head, embeddings = shallow(self.model), self.embeddings
         read, scored = prepare("read", lambda _: head.forward), prepare("scored", lambda _: head.logits)
         vocabulary, device = self.vocabulary, self.device
@@ -111,7 +111,7 @@ class Eagle3Runner(HeadRunner):
                 if i:  # the first token follows from a state that has been read
                     embeds, at = embedded(token, embeddings, device), slice(i - 1, i)
                     state = read(embeds, state, positions[:, at].contiguous(), mask[:, :, at].contiguous(), cache)
-                return choice(vocabulary.logits(scored(state).float()), waits)
+                return sampler(vocabulary.logits(scored(state).float()), waits)
 
             return chained(step, length, waits)
 

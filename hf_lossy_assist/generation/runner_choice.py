@@ -25,7 +25,7 @@ from ..models.processing import settings_of
 from ..models.recurrent import RecurrentRunner, padding_before
 from ..models.runner import DynamicCacheRunner, ModelRunner
 from ..models.static.cache_slot import StaticCacheSlot, rewinds, take_slot
-from ..models.static.fixed import FixedRunner, Shapes, TokenChoice
+from ..models.static.fixed import FixedRunner, FixedSampler, Widths
 from ..models.static.forwards import Compiling, decoder_layers, forget
 from ..models.static.graphs import RECORDERS, CompiledRecording, Recording
 from ..models.static.layerwise import compiling
@@ -211,37 +211,37 @@ class _RunnerChoice:
             if asked:
                 _say(False, draft.obstacle)
             return None
-        shapes, call = self._of_draft(draft), self.making.call
-        runner = draft.runner(take_slot(self.choice.kind.model, call.config.max_length + shapes.room, call.batch))
-        return None if self._failed(runner, path, shapes, asked) else runner
+        widths, call = self._of_draft(draft), self.making.call
+        runner = draft.runner(take_slot(self.choice.kind.model, call.config.max_length + widths.room, call.batch))
+        return None if self._failed(runner, path, widths, asked) else runner
 
     @cached_property
-    def _of_target(self) -> Shapes:
+    def _of_target(self) -> Widths:
         """What the target verifies: the drafted tokens and the token before them."""
         tree, longest = self.making.config.tree, self.choice.longest
         if tree is None:
             widths = _ANY_WIDTH if longest is None else (longest + 1,)
-            return Shapes(widths, room=widths[-1])
+            return Widths(widths, room=widths[-1])
         most = min(MOST if tree.nodes == "auto" else tree.nodes, tree.candidates) + 1
         trees = (*(x for x in _AUTOMATIC_TREES if x < most), most) if tree.nodes == "auto" else (most,)
-        return Shapes(trees=trees, room=trees[-1])
+        return Widths(trees=trees, room=trees[-1])
 
-    def _of_draft(self, draft: StaticDraft) -> Shapes:
+    def _of_draft(self, draft: StaticDraft) -> Widths:
         """Return what drafting reads: the newest tokens, then a token, the nodes of a depth, or nothing."""
         tree, longest = self.making.config.tree, self.choice.longest
         if tree is not None:
             newest, sizes = tree.depth + 1, (tree.top_k,) * (tree.depth - 1)  # of the depths whose nodes are read
             room = newest + sum(sizes)
-            return Shapes((newest, *sizes), room=room) if draft.masks else Shapes((newest,), sizes, room=room)
+            return Widths((newest, *sizes), room=room) if draft.masks else Widths((newest,), sizes, room=room)
         # What drafts with a cache of its own has read the draft, but for its last token.
         newest = () if longest is None or not draft.reads_all else (longest + 1,)
         way = self._way(draft.vocabulary)
         room = max((*draft.steps, *newest, 0 if way is None else longest + 1)) + sum(draft.blocks)
         if way is None:
-            return Shapes(draft.steps + newest, draft.blocks, room=room)
-        return Shapes(newest, drafts=self.choice.lengths.num_assistant_tokens, choice=way, room=room)
+            return Widths(draft.steps + newest, draft.blocks, room=room)
+        return Widths(newest, drafts=self.choice.lengths.num_assistant_tokens, sampler=way, room=room)
 
-    def _way(self, vocabulary: Vocabulary | None) -> TokenChoice | None:
+    def _way(self, vocabulary: Vocabulary | None) -> FixedSampler | None:
         """Return how whole drafts choose their tokens; None where each token is drafted alone."""
         lengths, call, draft = self.choice.lengths, self.making.call, self.choice.kind.model
         settings = settings_of(call.processors)
@@ -252,7 +252,7 @@ class _RunnerChoice:
         if any(has_hooks(x) for x in (draft, draft.get_decoder(), draft.get_output_embeddings()) if x is not None):
             return None
         drawn = vocabulary_sizes(self.model)[0] if call.config.do_sample else 0
-        return TokenChoice(drawn, call.processors, settings, vocabulary)
+        return FixedSampler(drawn, call.processors, settings, vocabulary)
 
     def _obstacle(self) -> str | None:
         """Say why the target's cache can't be static; None where it can."""
@@ -298,7 +298,7 @@ class _RunnerChoice:
             return [(compiling if recorder is None else Compiling)(given)]
         return [CompiledRecording(recorder, given), Compiling(given)]
 
-    def _failed(self, runner: FixedRunner, path: Path, shapes: Shapes, asked: bool) -> bool:
+    def _failed(self, runner: FixedRunner, path: Path, widths: Widths, asked: bool) -> bool:
         """Compile or record a model's forwards; tell whether that is impossible, which is warned of."""
         name = type(runner.model).__name__
         filled = f"`{CACHE}` holds tokens already, which compiling would overwrite"
@@ -313,7 +313,7 @@ class _RunnerChoice:
             return True
         for how in self._ways(runner, path):
             try:
-                runner.fixed.prepare(runner, how, shapes)
+                runner.fixed.prepare(runner, how, widths)
                 return False
             except Exception as error:  # whatever a compiler, a backend or a model's code may raise
                 runner.fixed.forget(runner)

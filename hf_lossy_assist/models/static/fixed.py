@@ -31,7 +31,7 @@ Prepare = Callable[[Hashable, Make], Callable[..., Any]]
 
 
 @dataclass(frozen=True)
-class TokenChoice:
+class FixedSampler:
     """How a draft's next token follows from logits: it is ``drawn`` from so many tokens, or the likeliest where 0.
 
     ``processors`` look at no text, and ``settings`` tell them from others. ``vocabulary`` translates a draft's tokens
@@ -65,11 +65,13 @@ class TokenChoice:
 class WholeDraft:
     """Drafts ``length`` tokens by ``body``, which takes ``rows`` rows: tokens ``(B, n)``, and logits ``(B, n, V)``."""
 
-    def __init__(self, body: Callable[..., tuple[Tensor, Tensor]], length: int, rows: int, choice: TokenChoice) -> None:
+    def __init__(
+        self, body: Callable[..., tuple[Tensor, Tensor]], length: int, rows: int, sampler: FixedSampler
+    ) -> None:
         self.body = body
         self.length = length
         self.rows = rows
-        self.choice = choice
+        self.sampler = sampler
 
     def __call__(self, **inputs: Any) -> tuple[Tensor, Tensor]:
         rows = next(len(x) for x in inputs.values() if isinstance(x, Tensor))
@@ -92,16 +94,16 @@ def chained(step: Callable[..., tuple[Tensor, Tensor]], length: int, waits: Tens
 
 
 @dataclass(frozen=True)
-class Shapes:
+class Widths:
     """Over how many tokens a model's forwards are, of chains and of trees, and how many tokens a whole draft has.
 
     A forward may write ``room`` slots after the text.
     """
 
-    widths: tuple[int, ...] = ()
+    chains: tuple[int, ...] = ()
     trees: tuple[int, ...] = ()
     drafts: int = 0
-    choice: TokenChoice = field(default_factory=TokenChoice)
+    sampler: FixedSampler = field(default_factory=FixedSampler)
     room: int = 0
 
 
@@ -119,7 +121,7 @@ class FixedRunner(ModelRunner):
         """Return what is prepared of a forward of ``model``; ``decorated`` keeps transformers' decorators."""
 
     @abstractmethod
-    def drafting(self, length: int, choice: TokenChoice, decorated: bool, prepare: Prepare) -> Callable[..., Any]:
+    def drafting(self, length: int, sampler: FixedSampler, decorated: bool, prepare: Prepare) -> Callable[..., Any]:
         """Return the body of a whole draft, whose steps go through ``prepare``."""
 
     @abstractmethod
@@ -155,7 +157,7 @@ class FixedForwards:
         """Return the forward that calls ``body`` in place of the decoder's."""
         return FixedForward(with_decoder_forward(self.model, DecoderForward(body, self.slot.rows)))
 
-    def prepare(self, runner: FixedRunner, how: Compiling | Recording, shapes: Shapes) -> None:
+    def prepare(self, runner: FixedRunner, how: Compiling | Recording, widths: Widths) -> None:
         """Compile or record now, so that a failure shows here; a progress bar says so."""
         slot, keys, trials = self.slot, {}, {}
         if slot.weights != (weights := weights_of(self.model)):
@@ -163,20 +165,20 @@ class FixedForwards:
             slot.weights = weights
 
         prepared, part = partial(how.prepared, slot), partial(how.part, self.model, slot)
-        for of_tree, width in sorted({*((False, x) for x in shapes.widths), *((True, x) for x in shapes.trees)}):
+        for of_tree, width in sorted({*((False, x) for x in widths.chains), *((True, x) for x in widths.trees)}):
             key = of_tree, width, runner.kind(of_tree)
             body = partial(part, key, partial(runner.body, of_tree=of_tree, decorated=how.decorated))
             self.prepared[of_tree, width] = self.around(prepared(key, body))
             keys[str(width)], trials[str(width)] = key, partial(runner.trial, of_tree, width)
-        if length := shapes.drafts:
-            choice, kind = shapes.choice, runner.kind(False)
-            drafting, key = partial(runner.drafting, length, choice), ("draft", length, kind, choice.key)
+        if length := widths.drafts:
+            sampler, kind = widths.sampler, runner.kind(False)
+            drafting, key = partial(runner.drafting, length, sampler), ("draft", length, kind, sampler.key)
             body = partial(drafting, how.decorated, lambda name, make: part(("step", name, kind), make))
-            self.chain = WholeDraft(prepared(key, body), length, slot.rows, choice)
+            self.chain = WholeDraft(prepared(key, body), length, slot.rows, sampler)
             keys[f"drafts of {length}"] = key
-            size = slot.rows, length, choice.drawn
-            waits = torch.ones(size, dtype=torch.float32, device=self.device) if choice.drawn else None
-            alone = WholeDraft(drafting(True, lambda name, make: make(self.model)), length, slot.rows, choice)
+            size = slot.rows, length, sampler.drawn
+            waits = torch.ones(size, dtype=torch.float32, device=self.device) if sampler.drawn else None
+            alone = WholeDraft(drafting(True, lambda name, make: make(self.model)), length, slot.rows, sampler)
             trials[f"drafts of {length}"] = lambda eager: runner.trial_draft(alone if eager else self.chain, waits)
         self.recorded = how.records
         self._warm_up(runner, {name: (how.key, key) for name, key in keys.items()}, trials, how.title)
@@ -216,12 +218,12 @@ class FixedForwards:
         self.slot.filled = start + count
 
     def waits(self, text: Tensor, count: int, randomness: Randomness, at_once: bool = False) -> Tensor | None:
-        """Draw what chooses ``count`` tokens, as one choice after another would, or one ``at_once``."""
+        """Draw what chooses ``count`` tokens, as one after another would, or one ``at_once``."""
         chain = self.chain
-        if not chain.choice.drawn:
+        if not chain.sampler.drawn:
             return None
         times, each = (1, count) if at_once else (count, 1)
-        drawn = [randomness.waits((len(text), each, chain.choice.drawn), text.device) for _ in range(times)]
+        drawn = [randomness.waits((len(text), each, chain.sampler.drawn), text.device) for _ in range(times)]
         return pad(torch.cat(drawn, dim=1), (0, 0, 0, chain.length - count), value=1.0).to(self.device)
 
     @contextmanager

@@ -18,7 +18,7 @@ from ...core.distributions import Randomness
 from ...core.texts import GrowingTensor, RowShift, counting, ones
 from ..runner import Nodes
 from .cache_slot import StaticCacheSlot
-from .fixed import FixedForwards, FixedRunner, Prepare, TokenChoice, WholeDraft, chained
+from .fixed import FixedForwards, FixedRunner, FixedSampler, Prepare, WholeDraft, chained
 from .forwards import states_of, whole
 
 
@@ -74,8 +74,8 @@ class StaticCacheRunner(FixedRunner):
     def body(self, model: nn.Module, of_tree: bool, decorated: bool) -> Callable[..., tuple[Tensor, ...]]:
         return states_of(model, self.reads, decorated)
 
-    def drafting(self, length: int, choice: TokenChoice, decorated: bool, prepare: Prepare) -> Callable[..., Any]:
-        # Only forwards are compiled, which takes a minute; a choice's settings come and go.
+    def drafting(self, length: int, sampler: FixedSampler, decorated: bool, prepare: Prepare) -> Callable[..., Any]:
+        # Only forwards are compiled, which takes a minute; a sampler's settings come and go.
         first, later = (prepare(n, partial(whole, decorated=decorated)) for n in (2, 1))
 
         def body(input_ids: Tensor, position_ids: Tensor, waits: Tensor | None, **inputs: Any) -> tuple[Tensor, Tensor]:
@@ -83,8 +83,8 @@ class StaticCacheRunner(FixedRunner):
             def step(i: int, token: Tensor | None, waits: Tensor | None) -> tuple[Tensor, Tensor]:
                 run, ids, at = (later, token, slice(i + 1, i + 2)) if i else (first, input_ids, slice(0, 2))
                 inputs["position_ids"] = position_ids[:, at].contiguous()
-                output = run(input_ids=choice.context(ids), logits_to_keep=1, return_dict=True, **inputs)
-                return choice(output.logits, waits)
+                output = run(input_ids=sampler.context(ids), logits_to_keep=1, return_dict=True, **inputs)
+                return sampler(output.logits, waits)
 
             return chained(step, length, waits)
 
@@ -152,7 +152,7 @@ class StaticCacheRunner(FixedRunner):
             return None
         waits, new = self.fixed.waits(text, count, randomness), width - self.seen
         if self.seen < width - 2:
-            before = chain.choice.context(text[:, self.seen : width - 2])
+            before = chain.sampler.context(text[:, self.seen : width - 2])
             self.forward(before)
         begin, end = width - 2, width - 1 + chain.length
         # Drafts after the last wanted token are thrown away, but have to have positions.

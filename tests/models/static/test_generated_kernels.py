@@ -18,7 +18,7 @@ from transformers import CompileConfig, LlamaConfig, LlamaForCausalLM
 from hf_lossy_assist.models import quantised
 from hf_lossy_assist.models.static import layerwise
 from hf_lossy_assist.models.static.cache_slot import StaticCacheSlot, new_static_cache
-from hf_lossy_assist.models.static.fixed import Shapes
+from hf_lossy_assist.models.static.fixed import Widths
 from hf_lossy_assist.models.static.forwards import Compiling
 from hf_lossy_assist.models.static.graphs import CompiledRecording
 from hf_lossy_assist.models.static.runner import StaticCacheRunner
@@ -95,7 +95,7 @@ def launched(launches: Launches, case: str, way: Way, layers: int, drafts: int =
 
     how = CompiledRecording(recorder, CompileConfig(mode="default", options=way.options, fullgraph=way.whole))
     runner.trial(False, 1, True)  # gives the cache its tensors
-    runner.fixed.prepare(runner, how, Shapes(() if drafts else (tokens,), drafts=drafts))
+    runner.fixed.prepare(runner, how, Widths(() if drafts else (tokens,), drafts=drafts))
     if drafts:
         runner.trial_draft(runner.fixed.chain, None)
     else:

@@ -1,4 +1,4 @@
-"""Drafting with DFlash heads: what is drafted, and that lossless decoding stays lossless."""
+"""Drafting with EAGLE-3 and DFlash heads: what is drafted, and that lossless decoding stays lossless."""
 
 from __future__ import annotations
 
@@ -8,15 +8,22 @@ from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
 
 from hf_lossy_assist import LossyUnsupportedError, LossyValueError
 from hf_lossy_assist.compat.caches import CACHE
-from hf_lossy_assist.drafting.chain import BlockDrafter
+from hf_lossy_assist.drafting.chain import ChainDrafter
+from hf_lossy_assist.drafting.state_source import LayerStates
+from tests import dflash_heads, eagle3_heads
 from tests.acceptors.fixtures import chi_square_p, count_texts, law_of_texts, pooled
-from tests.dflash_heads import BLOCK, SLIDING, random_dflash, trained_dflash, trained_pair
-from tests.drafting.uncached import dflash_logits
+from tests.dflash_heads import BLOCK, SLIDING, random_dflash, trained_dflash
+from tests.drafting.uncached import dflash_logits, eagle3_logits
+from tests.eagle3_heads import random_head, trained_head
 from tests.encoder_decoders import made
 from tests.parity import assert_lossless, assert_same_text
 from tests.tiny_models import ARCHITECTURES, LENGTHS, VOCAB, padded, prompt, tiny
 
 CALL = {"max_new_tokens": 40, "eos_token_id": None}
+TRAINED = {"EAGLE-3": eagle3_heads.trained_pair, "DFlash": dflash_heads.trained_pair}
+LIMITED = {"EAGLE-3": random_head, "DFlash": lambda: random_dflash(drafted=24)}
+"""Heads that draft some of the tokens only."""
+of_each_kind = pytest.mark.parametrize("kind", TRAINED)
 
 
 def prompts(rows: int = 4) -> torch.Tensor:
@@ -24,19 +31,21 @@ def prompts(rows: int = 4) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_lossless_greedy_texts_are_plain_ones(architecture):
-    target, head = trained_pair(architecture)
+@pytest.mark.parametrize(("kind", "gammas"), [("EAGLE-3", (1, 3, 1, 3)), ("DFlash", (1, 3, BLOCK - 1))])
+def test_lossless_greedy_texts_are_plain_ones(architecture, kind, gammas):
+    target, head = TRAINED[kind](architecture)
     lengths = set()
-    for seed, gamma in enumerate((1, 3, BLOCK - 1)):
+    for seed, gamma in enumerate(gammas):
         drafting = {"assistant_model": head, "num_assistant_tokens": gamma}
         _, ours = assert_lossless(target, drafting, input_ids=prompt(seed=seed), **CALL)
         lengths |= {i for i, count in enumerate(ours.lossy_stats.accepted_histogram) if count}
     assert {0, 1, 3} <= lengths  # rounds end at once, early, and not at all
 
 
+@of_each_kind
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_rows_of_a_batch_are_plain_texts_whatever_their_padding(architecture):
-    target, head = trained_pair(architecture)
+def test_rows_of_a_batch_are_plain_texts_whatever_their_padding(architecture, kind):
+    target, head = TRAINED[kind](architecture)
     call = {"do_sample": False, "max_new_tokens": 24, "eos_token_id": [5, 9], "return_dict_in_generate": True}
     ours = target.generate(**padded(), assistant_model=head, lossy_mode="lossless", num_assistant_tokens=4, **call)
     assert ours.lossy_stats.drafted > 0
@@ -55,32 +64,41 @@ HEADS = {
     "scaled": {"input_embedding_scale": 3.0, "output_multiplier": 0.5, "final_logit_softcapping": 2.0},
     "some tokens": {"drafted": 24},
 }
+DRAFTING = [
+    *(("EAGLE-3", name, {}) for name in ("llama", "gemma3", "gpt2")),
+    *(("DFlash", "llama", settings) for settings in HEADS.values()),
+    *(("DFlash", name, {}) for name in ("gemma3", "gpt2")),
+]
 
 
 @pytest.mark.parametrize("rows", [1, 4])
-@pytest.mark.parametrize(
-    ("architecture", "kind"),
-    [("llama", kind) for kind in HEADS] + [(name, "trained") for name in ("gemma3", "gpt2")],
-)
-def test_every_draft_is_what_the_published_code_says_about_the_text_alone(architecture, kind, rows, monkeypatch):
-    target, head = trained_pair(architecture)
-    if HEADS[kind]:
-        head = random_dflash(**HEADS[kind])
-    compared, propose = [], BlockDrafter.propose
+@pytest.mark.parametrize(("kind", "architecture", "settings"), DRAFTING)
+def test_every_draft_is_what_published_code_says_about_the_text_alone(kind, architecture, settings, rows, monkeypatch):
+    target, head = TRAINED[kind](architecture)
+    if settings:
+        head = random_dflash(**settings)
+    compared, propose = [], ChainDrafter.propose
 
     def compare(self, ids, layout, remaining):
         draft = propose(self, ids, layout, remaining)
         for i, (row, padding) in enumerate(zip(layout.rows, layout.left_padding, strict=True)):
-            if len(draft):
-                text = ids[i, padding + max(LENGTHS[:rows]) - LENGTHS[row] :]
-                expected = dflash_logits(target, head, text, BLOCK - 1)[: len(draft)]
-                own = draft.logits[i] if head.d2t is None else draft.logits[i][:, head.target_ids]
-                torch.testing.assert_close(own, expected, atol=2e-4, rtol=2e-4)
-                assert draft.tokens[i].tolist() == draft.logits[i].argmax(-1).tolist()
-                compared.append((len(ids), padding))
+            n = len(draft) if draft.lengths is None else draft.lengths[i]
+            if n == 0:
+                continue
+            text = ids[i, padding + max(LENGTHS[:rows]) - LENGTHS[row] :]
+            tokens, logits = draft.tokens[i, :n], draft.logits[i, :n]
+            if kind == "DFlash":
+                expected = dflash_logits(target, head, text, BLOCK - 1)[:n]
+            else:
+                expected = eagle3_logits(target, head, text, tokens)
+            own = logits if head.d2t is None else logits[:, head.target_ids]
+            torch.testing.assert_close(own, expected, atol=2e-4, rtol=2e-4)
+            assert own.logsumexp(-1).allclose(logits.logsumexp(-1)), "other tokens are never drafted"
+            assert tokens.tolist() == logits.argmax(-1).tolist()
+            compared.append((len(ids), padding))
         return draft
 
-    monkeypatch.setattr(BlockDrafter, "propose", compare)
+    monkeypatch.setattr(ChainDrafter, "propose", compare)
     target.generate(
         **padded(LENGTHS[:rows]), assistant_model=head, num_assistant_tokens=4, do_sample=False, max_new_tokens=24,
         lossy_mode=["topk", "fsd"], eos_token_id=None if rows == 1 else 5,  # keeps some drafts, and wants to see q
@@ -88,6 +106,48 @@ def test_every_draft_is_what_the_published_code_says_about_the_text_alone(archit
     )  # fmt: skip
     assert len(compared) > 4
     assert rows == 1 or len(set(compared)) > 2  # rows have been moved, and have left
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(("architecture", "norm"), [("llama", "norm"), ("gemma3", "norm"), ("gpt2", "ln_f")])
+def test_states_are_those_that_enter_layers_and_the_last_has_not_been_normed(architecture, norm):
+    target, ids = tiny(architecture), prompts(2)
+    states = LayerStates(target, (0, 1, 2))
+    with states.watched():
+        expected = target(ids, output_hidden_states=True).hidden_states
+        first, second, last = states.pop().chunk(3, dim=-1)
+    assert torch.equal(first, expected[0])
+    assert torch.equal(second, expected[1])
+    torch.testing.assert_close(getattr(target.get_decoder(), norm)(last), expected[2])
+
+
+def test_only_what_the_head_reads_is_kept_and_hooks_do_not_stay(monkeypatch):
+    target, head = TRAINED["EAGLE-3"]()
+    drafting, ids = {"assistant_model": head, "num_assistant_tokens": 5}, prompt()
+    taken, take = [], LayerStates.pop
+    assert_lossless(target, drafting, input_ids=ids)  # transformers leaves hooks of its own
+
+    def hooks() -> int:
+        return sum(len(x._forward_pre_hooks) + len(x._forward_hooks) for x in target.model.layers)
+
+    def watch(self, outputs, wanted):
+        taken.append((set(self._read), hooks()))
+        return take(self, outputs, wanted)
+
+    before = hooks()
+    monkeypatch.setattr(LayerStates, "pop", watch)
+    _, ours = assert_lossless(target, drafting, input_ids=ids, **CALL)
+    assert all(x == ({0, 1, 2}, before + 3) for x in taken)
+    assert len(taken) in (ours.lossy_stats.rounds - 1, ours.lossy_stats.rounds)
+    assert ours.hidden_states is None
+
+    def fail(self, outputs, wanted):
+        raise RuntimeError("no")
+
+    monkeypatch.setattr(LayerStates, "pop", fail)
+    with pytest.raises(RuntimeError, match="no"):
+        assert_lossless(target, drafting, input_ids=ids, **CALL)
+    assert hooks() == before
 
 
 def test_the_law_of_sampled_texts_is_the_target_s():
@@ -113,13 +173,13 @@ def test_the_law_of_sampled_texts_is_the_target_s():
 def test_tokens_of_a_block_are_drawn_from_the_law_that_is_reported(settings, monkeypatch):
     """5,000 rows draw two tokens each: chi-square of the pairs at p > 1e-4. Under a penalty, q depends on the first."""
     target, head = tiny("llama"), random_dflash(output_multiplier=0.3)
-    drafts, propose = [], BlockDrafter.propose
+    drafts, propose = [], ChainDrafter.propose
 
     def keep(self, ids, layout, remaining):
         drafts.append((ids, propose(self, ids, layout, remaining)))
         return drafts[-1][1]
 
-    monkeypatch.setattr(BlockDrafter, "propose", keep)
+    monkeypatch.setattr(ChainDrafter, "propose", keep)
     target.generate(
         prompt(3).repeat(5_000, 1), assistant_model=head, lossy_mode="lossless", lossy_config={"seed": 1},
         do_sample=True, top_k=3, num_assistant_tokens=2, max_new_tokens=4, eos_token_id=None, **settings,
@@ -149,16 +209,20 @@ def test_tokens_of_a_block_are_drawn_from_the_law_that_is_reported(settings, mon
     ],
     ids=lambda settings: next(iter(settings)),
 )
-@pytest.mark.parametrize("inputs", [{"input_ids": prompt()}, padded()], ids=["one", "batch"])
-def test_settings_of_generation_leave_texts_plain(settings, inputs):
-    target, head = trained_pair()
+@pytest.mark.parametrize(
+    ("kind", "inputs"),
+    [("EAGLE-3", {"input_ids": prompt()}), ("DFlash", {"input_ids": prompt()}), ("DFlash", padded())],
+    ids=["EAGLE-3", "DFlash", "DFlash, a batch"],
+)
+def test_settings_of_generation_leave_texts_plain(settings, kind, inputs):
+    target, head = TRAINED[kind]()
     of_drafts = {name: value for name, value in settings.items() if "assistant" in name}
     call = CALL | {name: value for name, value in settings.items() if name not in of_drafts}
     assert_lossless(target, {"assistant_model": head, **of_drafts}, **inputs, **call)
 
 
 def test_confidence_ends_drafts():
-    target, head = trained_pair()
+    target, head = TRAINED["DFlash"]()
     drafting = {"assistant_model": head, "num_assistant_tokens": BLOCK - 1}
     whole = assert_lossless(target, drafting, input_ids=prompt(), **CALL)[1].lossy_stats
     ended = assert_lossless(
@@ -171,8 +235,8 @@ def test_confidence_ends_drafts():
 
 
 def test_rows_of_a_batch_end_their_drafts_by_themselves(monkeypatch):
-    target, head = trained_pair()
-    seen, propose = [], BlockDrafter.propose
+    target, head = TRAINED["DFlash"]()
+    seen, propose = [], ChainDrafter.propose
 
     def compare(self, ids, layout, remaining):
         draft = propose(self, ids, layout, remaining)
@@ -183,7 +247,7 @@ def test_rows_of_a_batch_end_their_drafts_by_themselves(monkeypatch):
             seen.append(length)
         return draft
 
-    monkeypatch.setattr(BlockDrafter, "propose", compare)
+    monkeypatch.setattr(ChainDrafter, "propose", compare)
     target.generate(
         **padded(), assistant_model=head, lossy_mode=["lossless", "fsd"], do_sample=False, max_new_tokens=24,
         lossy_config={"fsd": {"threshold": 1e-9}}, assistant_confidence_threshold=0.3, num_assistant_tokens=BLOCK - 1,
@@ -192,8 +256,9 @@ def test_rows_of_a_batch_end_their_drafts_by_themselves(monkeypatch):
     assert len(set(seen)) > 2
 
 
-def test_a_cache_of_the_caller_s_is_gone_on_from():
-    target, head = trained_pair()
+@of_each_kind
+def test_a_cache_of_the_caller_s_is_gone_on_from(kind):
+    target, head = TRAINED[kind]()
     ids, call = prompt(seed=1), CALL | {"do_sample": False, "return_dict_in_generate": True}
     plain = target.generate(ids, output_logits=True, **call)
     cache = DynamicCache(config=target.config)
@@ -204,24 +269,32 @@ def test_a_cache_of_the_caller_s_is_gone_on_from():
     assert ours.lossy_stats.drafted > 0
 
 
-def test_half_precision_targets_and_heads_need_not_agree():
-    _, head = trained_pair()
+@of_each_kind
+def test_half_precision_targets_and_heads_need_not_agree(kind):
+    _, head = TRAINED[kind]()
     target = tiny("llama").to(torch.bfloat16)
     output = target.generate(prompts(), assistant_model=head, lossy_mode="lossless", max_new_tokens=12)
     assert output.shape[0] == 4
 
 
-def test_what_it_costs_is_counted():
-    """One forward per draft, over a whole block."""
-    target, head = trained_pair()
+@of_each_kind
+def test_what_it_costs_is_counted(kind):
+    """DFlash: one forward per draft, over a whole block. EAGLE-3: over what a round has committed, then per token."""
+    target, head = TRAINED[kind]()
     drafting = {"assistant_model": head, "num_assistant_tokens": 3}
     result = assert_lossless(target, drafting, input_ids=prompt(), **CALL)[1].lossy_stats
-    assert result.draft_calls in (result.rounds - 1, result.rounds - 2)  # at first, and perhaps in the end, no draft
-    assert result.draft_tokens == BLOCK * result.draft_calls
+    rounds = result.rounds - 1  # in the first there is nothing to draft from
+    if kind == "DFlash":
+        assert result.draft_calls in (rounds, rounds - 1)  # perhaps in the end, no draft
+        assert result.draft_tokens == BLOCK * result.draft_calls
+    else:
+        assert result.draft_calls <= 3 * rounds
+        kept = sum(i * count for i, count in enumerate(result.accepted_histogram))
+        assert result.draft_tokens <= 7 + kept + rounds + 2 * rounds
 
 
 def test_a_draft_has_a_block_s_tokens_unless_told_otherwise():
-    target, head = trained_pair()
+    target, head = TRAINED["DFlash"]()
     output = target.generate(
         prompt(), assistant_model=head, lossy_mode="lossless", return_dict_in_generate=True, do_sample=False,
         lossy_config={"stop_drafting": {"by": "confidence", "threshold": 0}}, **CALL,
@@ -242,31 +315,36 @@ REFUSED = {
 
 @pytest.mark.parametrize(("keywords", "kind", "said"), REFUSED.values(), ids=REFUSED)
 def test_calls_that_can_t_work_are_refused(keywords, kind, said):
-    target, head = trained_pair()
+    target, head = TRAINED["DFlash"]()
     with pytest.raises(kind, match=said):
         target.generate(prompt(), assistant_model=head, lossy_mode="lossless", **keywords)
 
 
-def test_rules_that_read_a_draft_model_s_states_are_refused(pair):
-    target, head = trained_pair()
+@of_each_kind
+def test_rules_and_targets_that_it_can_t_serve_are_refused(pair, kind):
+    target, head = TRAINED[kind]()
     with pytest.raises(LossyUnsupportedError, match="'sprinter' runs a head on the draft model's states"):
         target.generate(prompt(), assistant_model=head, lossy_mode="sprinter", lossy_head=pair.heads["verifier"])
-
-
-def test_encoder_decoder_targets_are_refused():
     with pytest.raises(LossyUnsupportedError, match="T5ForConditionalGeneration"):
-        made("t5").generate(prompt(), assistant_model=random_dflash(), lossy_mode="lossless")
+        made("t5").generate(prompt(), assistant_model=head, lossy_mode="lossless")
 
 
-def test_a_head_that_was_trained_on_some_tokens_drafts_these_only():
-    target = tiny("llama")
-    head = random_dflash(drafted=24)
+@of_each_kind
+def test_processors_that_forbid_all_that_can_be_drafted_end_no_run(kind):
+    target, head = tiny("llama"), LIMITED[kind]()
     allowed = sorted(set(range(3, VOCAB)) - set(head.target_ids.tolist()))
     output = target.generate(
         prompt(), assistant_model=head, lossy_mode="lossless", do_sample=True, max_new_tokens=12, eos_token_id=None,
         prefix_allowed_tokens_fn=lambda row, ids: allowed,
     )  # fmt: skip
     assert set(output[0, 7:].tolist()) <= set(allowed)
+
+
+def test_a_head_without_embeddings_uses_the_target_s():
+    target = tiny("llama")
+    head = trained_head(target, prompts(), own_embeddings=False)
+    _, ours = assert_lossless(target, {"assistant_model": head, "num_assistant_tokens": 5}, input_ids=prompts(), **CALL)
+    assert ours.lossy_stats.accepted > 0
 
 
 def test_a_trained_head_keeps_drafts_of_its_texts():
