@@ -22,7 +22,7 @@ from transformers import PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 from transformers.modeling_outputs import BaseModelOutput
 
-from .caches import cache_name, new_cache, text_cache, tokens_in
+from .caches import CacheSnapshot, cache_name, new_cache, text_cache, tokens_in
 from .inputs import TEXT_INPUTS, WHOLE_OUTPUTS, ForwardInputs
 from .kernels import FOLDED
 from .models import (
@@ -36,7 +36,6 @@ from .models import (
     has_recurrent_state,
     layer_kinds,
 )
-from .snapshots import CacheSnapshot
 from .tree_inputs import TreeInputs
 
 _READ, _MORE, _PADDING = 10, 3, 2

@@ -8,8 +8,8 @@ from typing import Any
 
 from torch import Tensor
 
+from ..compat.caches import CacheSnapshot
 from ..compat.inputs import WHOLE_OUTPUTS, ForwardInputs
-from ..compat.snapshots import CacheSnapshot
 from ..core.texts import RowShift
 from .runner import DynamicCacheRunner, Nodes
 

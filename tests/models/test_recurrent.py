@@ -7,10 +7,9 @@ import torch
 from transformers import DynamicCache
 
 from hf_lossy_assist import LossyUnsupportedError
-from hf_lossy_assist.compat.caches import CACHE, new_cache
+from hf_lossy_assist.compat.caches import CACHE, CacheSnapshot, new_cache
 from hf_lossy_assist.compat.models import has_recurrent_state
 from hf_lossy_assist.compat.probe import ask, obstacle_to_rollback
-from hf_lossy_assist.compat.snapshots import CacheSnapshot
 from hf_lossy_assist.models import recurrent as replaying
 from tests.acceptors.table import judge_head
 from tests.architectures import STATES, family, made
