@@ -40,4 +40,4 @@ def test_a_round_is_few_calls_in_few_files(pair, monkeypatch: pytest.MonkeyPatch
     assert len(rounds) > 2
     assert max(map(len, rounds)) <= 170
     assert max(len(set(part)) for part in rounds) <= 16
-    assert len(before) <= 220
+    assert len(before) <= 200
