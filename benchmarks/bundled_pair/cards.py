@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import hf_lossy_assist
 
-from .recipe import RECIPES, TASK, Cycle, ModelRecipe
+from .recipe import TASK, ModelRecipe
 
 _TEMPLATE = Path(__file__).parent / "card_template.md"
 
@@ -35,7 +35,7 @@ def measure(folder: Path, role: str, recipe: ModelRecipe, *, problems: int = 100
             "hf_lossy_assist": hf_lossy_assist.__version__,
             **{name: version(name) for name in ("torch", "transformers")},
         },
-        "command": f"python -m benchmarks.train_pair evaluate-pair --role {role} --problems {problems}",
+        "command": f"lossy-assist evaluate --pair arithmetic --modes plain,draft --limit {problems} --batch-size 50",
     }  # fmt: skip
 
 
@@ -43,15 +43,6 @@ def write(folder: Path, figures: dict[str, Any]) -> None:
     """Write ``figures.json`` and the model card beside the weights."""
     (folder / "figures.json").write_text(json.dumps(figures, indent=2) + "\n")
     (folder / "README.md").write_text(render_card(figures))
-
-
-def recorded_recipe(folder: Path, role: str) -> ModelRecipe:
-    """Return the recipe in a model's figures, or the published one where it has no figures yet."""
-    path = folder / "figures.json"
-    if not path.exists():
-        return RECIPES[role]
-    values = json.loads(path.read_text())["recipe"]
-    return ModelRecipe(**values | {"cycles": tuple(Cycle(**cycle) for cycle in values["cycles"])})
 
 
 def render_card(figures: dict[str, Any]) -> str:

@@ -11,7 +11,6 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from benchmarks import train_pair
-from benchmarks.bundled_pair import cards
 from benchmarks.bundled_pair.pretraining import padded, position_weights, rate, texts, train_model
 from benchmarks.bundled_pair.recipe import RECIPES, TASK, Cycle, build_model, build_tokenizer, save_model
 from benchmarks.tests.running import run
@@ -109,16 +108,11 @@ def test_weights_are_stored_in_bfloat16_and_nothing_else_is_lost(tokenizer, tmp_
     assert torch.equal(weights_of(stored), expected)
 
 
-@pytest.fixture
-def _short_answers(monkeypatch):
+def test_a_pair_is_trained_measured_and_described(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(Arithmetic, "max_new_tokens", 4)
     monkeypatch.setattr(train_pair, "build_tokenizer", build_tokenizer)
-
-
-@pytest.mark.usefixtures("_short_answers")
-def test_a_pair_is_trained_measured_and_described(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(train_pair, "_QUICK", {**train_pair._QUICK, "batch": 1, "cycles": (Cycle(3), Cycle(2))})
-    run(app, "train-pair", "--quick", "--out", tmp_path, "--threads", 1)
+    run(app, "--quick", "--out", tmp_path, "--threads", 1)
     printed = capsys.readouterr().out
     for role in pairs.ROLES:
         assert f"{role}: 0 of 20 answers right (0.0 %)" in printed
@@ -126,25 +120,11 @@ def test_a_pair_is_trained_measured_and_described(tmp_path, monkeypatch, capsys)
         assert (figures["problems"], figures["correct"], figures["unanswered"]) == (20, 0, 20)
         assert "(0 of 20 test problems" in (tmp_path / role / "README.md").read_text()
         recipe = dataclasses.replace(RECIPES[role], **train_pair._QUICK)
-        assert cards.recorded_recipe(tmp_path / role, role) == recipe
+        assert figures["recipe"] == json.loads(json.dumps(dataclasses.asdict(recipe)))
     assert pairs.load("arithmetic", folder=tmp_path).target.config.num_hidden_layers == 1
     weights = (tmp_path / "draft" / "model.safetensors").read_bytes()
-    run(app, "train-pair", "--quick", "--out", tmp_path, "--role", "draft")
+    run(app, "--quick", "--out", tmp_path, "--role", "draft")
     printed = capsys.readouterr().out
     assert "target" not in printed
     assert "continuing after checkpoint-5" in printed
     assert (tmp_path / "draft" / "model.safetensors").read_bytes() == weights
-
-
-@pytest.mark.usefixtures("_short_answers")
-def test_measuring_writes_only_on_request(tiny_pair_folder, tmp_path, capsys):
-    figures = tiny_pair_folder / "draft" / "figures.json"
-    assert cards.recorded_recipe(tiny_pair_folder / "draft", "draft") == RECIPES["draft"]
-    command = ("evaluate-pair", "--folder", tiny_pair_folder, "--problems", 2, "--role", "draft")
-    run(app, *command)
-    assert "draft: 0 of 2 answers right (0.0 %)" in capsys.readouterr().out
-    assert not figures.exists()
-    run(app, *command, "--write")
-    assert json.loads(figures.read_text())["problems"] == 2
-    with pytest.raises(OSError, match="target"):
-        run(app, "evaluate-pair", "--folder", tmp_path, "--problems", 2)

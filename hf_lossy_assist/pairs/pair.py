@@ -172,7 +172,7 @@ def load(
             if not (source / "model.safetensors").is_file():
                 raise LossyValueError(
                     f"`folder` has to hold 'target' and 'draft', each with a model.safetensors, but {str(source)!r} "
-                    "has none; make them with `python -m benchmarks.train_pair train-pair`"
+                    "has none; make them with `python -m benchmarks.train_pair`"
                 )
     places = {x: hub_cards() / f"{name}-{x}" if folder is None else folder / x for x in (*_HEADS, *STATE_HEADS)}
     dtype = dtype or (torch.bfloat16 if name == "qwen-coder" else torch.float32)
