@@ -39,3 +39,10 @@ def invoke(words: Sequence[object], *, input: str = "", env: Mapping[str, str] |
         except SystemExit as ended:
             code = ended.code or 0
     return Result(code, out.getvalue(), err.getvalue())
+
+
+def said(command: str, *words: object, status: int = 0, columns: int = 160) -> str:
+    """Return what a command prints, which has to end with a status; of a success, without warnings."""
+    result = invoke([*command.split(), *words], env={"COLUMNS": str(columns)})
+    assert result.exit_code == status, result.output
+    return result.output if status else result.stdout

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 
 import pytest
 from rich.cells import cell_len
@@ -11,7 +12,7 @@ from hf_lossy_assist import LossyValueError
 from hf_lossy_assist.evaluation.advice.advising import Advising
 from hf_lossy_assist.evaluation.advice.speeds import Costs
 from hf_lossy_assist.evaluation.modes import DecodingMode
-from tests.cli.running import invoke
+from tests.cli.running import said
 
 GIVEN = ("advise", "--pair", "arithmetic", "--limit", "2", "--max-new-tokens", "20")
 
@@ -23,10 +24,7 @@ def steady(monkeypatch):
     monkeypatch.setattr(Advising, "_costs", lambda self, length: [costs] * 3)
 
 
-def run(*arguments: str, code: int = 0) -> str:
-    result = invoke([*GIVEN, *arguments], env={"COLUMNS": "80"})
-    assert result.exit_code == code, result.output
-    return result.output
+run = partial(said, " ".join(GIVEN), columns=80)
 
 
 def test_rows_are_of_the_rules_and_draft_lengths_asked_for(bundled, tmp_path):
@@ -48,9 +46,8 @@ def test_rows_are_of_the_rules_and_draft_lengths_asked_for(bundled, tmp_path):
 
 
 def test_figures_are_json_where_programs_read_them(bundled, tmp_path):
-    given = [*GIVEN, "--modes", "typical", "--gammas", "2", "--json", "--out", str(tmp_path)]
-    result = invoke(given)
-    assert json.loads(result.stdout) == json.loads((tmp_path / "advice.json").read_text(encoding="utf-8"))
+    printed = run("--modes", "typical", "--gammas", "2", "--json", "--out", str(tmp_path))
+    assert json.loads(printed) == json.loads((tmp_path / "advice.json").read_text(encoding="utf-8"))
 
 
 def test_sampled_rows_say_how_far_rules_leave_the_target(bundled, tmp_path):
@@ -66,9 +63,7 @@ def test_sampled_rows_say_how_far_rules_leave_the_target(bundled, tmp_path):
 
 
 def test_the_setting_is_stored_beside_the_answers_of_an_evaluation(bundled, tmp_path):
-    task = ("--pair", "arithmetic", "--max-new-tokens", "20", "--limit", "2", "--modes", "plain")
-    evaluated = invoke(["evaluate", *task, "--out", str(tmp_path)])
-    assert evaluated.exit_code == 0, evaluated.output
+    said("evaluate --pair arithmetic --max-new-tokens 20 --limit 2 --modes plain", "--out", str(tmp_path))
     before = (tmp_path / "results.jsonl").read_bytes()
     run("--modes", "topk", "--out", str(tmp_path))
     assert (tmp_path / "results.jsonl").read_bytes() == before
@@ -76,7 +71,7 @@ def test_the_setting_is_stored_beside_the_answers_of_an_evaluation(bundled, tmp_
         DecodingMode.stored(str(tmp_path))
     for given in (("--sample", "--temperature", "1"), ("--split", "train")):
         assert "`--out` has to be a new folder or hold data" in " ".join(
-            run("--out", str(tmp_path), *given, code=2).split()
+            run("--out", str(tmp_path), *given, status=2).split()
         )
 
 
@@ -87,7 +82,7 @@ def test_batches_have_an_option(bundled):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (("--gammas", "5,x"), "Invalid value for --gammas: '5,x' is not a list of numbers"),
         (("--gammas", "0"), "`--gammas` has to be a list of different ints from 1 to 64"),
@@ -98,10 +93,10 @@ def test_batches_have_an_option(bundled):
         (("--modes", "topq"), "did you mean 'topk'?"),
     ],
 )
-def test_wrong_options_are_refused(bundled, arguments, said):
-    assert said in run(*arguments, code=2)
+def test_wrong_options_are_refused(bundled, arguments, message):
+    assert message in run(*arguments, status=2)
 
 
 @pytest.mark.parametrize("head", ["eagle3", "dflash"])
 def test_other_drafters_are_for_evaluate_to_measure(head):
-    assert "measure a dozen prompts with `evaluate`" in " ".join(run("--assistant", head, code=2).split())
+    assert "measure a dozen prompts with `evaluate`" in " ".join(run("--assistant", head, status=2).split())

@@ -5,17 +5,11 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from tests.cli.running import invoke
+from tests.cli.running import said
 
 SETTINGS = ("--modes", "topk:k=2,topk:k=3,relaxed")
 SMALL = ("--pair", "arithmetic", "--gamma", "2")
 SHORT = ("--max-new-tokens", "4")
-
-
-def run(command: str, *arguments: str, status: int = 0) -> str:
-    result = invoke([command, *arguments], env={"COLUMNS": "160"})
-    assert result.exit_code == status, result.output
-    return result.output
 
 
 def outcomes(folder: Path) -> dict[str, str]:
@@ -29,31 +23,31 @@ ALL_CERTIFIED = dict.fromkeys(["topk:k=2", "topk:k=3", "relaxed"], "certified")
 
 def evaluated(folder: Path) -> str:
     settings = f"plain,{SETTINGS[1]}"
-    run("evaluate", *SMALL, *SHORT, "--modes", settings, "--limit", "40", "--out", str(folder))
+    said("evaluate", *SMALL, *SHORT, "--modes", settings, "--limit", "40", "--out", str(folder))
     return str(folder)
 
 
-def test_the_path_from_nothing_to_a_certified_run(bundled, tmp_path: Path):
+def test_the_path_from_nothing_to_a_certified_said(bundled, tmp_path: Path):
     certified, answers = tmp_path / "certified", evaluated(tmp_path / "answers")
-    assert "chosen: " in run("calibrate", "--from", answers, "--max-loss", "50", "--out", str(certified))
+    assert "chosen: " in said("calibrate", "--from", answers, "--max-loss", "50", "--out", str(certified))
     assert outcomes(certified) == ALL_CERTIFIED
     one = ("--modes", "topk:k=3", "--max-loss", "50", "--out", str(tmp_path / "one"))
-    run("calibrate", "--from", answers, *one)
+    said("calibrate", "--from", answers, *one)
     assert outcomes(tmp_path / "one") == {"topk:k=3": "certified"}
-    assert "no setting is certified" in run(
+    assert "no setting is certified" in said(
         "calibrate", "--from", answers, "--max-loss", "1", "--out", str(tmp_path / "none"), status=1
     )
     assert set(outcomes(tmp_path / "none").values()) == {"not certified", "not tested"}
     assert not (tmp_path / "none" / "generation_config.json").exists()
     pair = ("--pair", "arithmetic", "--mode", str(certified))
-    assert "certificate" in run("generate", *pair, "--sample", "2 + 2", status=2), (
+    assert "certificate" in said("generate", *pair, "--sample", "2 + 2", status=2), (
         "it was certified for greedy decoding"
     )
-    run("generate", *pair, "--max-new-tokens", "4", "2 + 2")
+    said("generate", *pair, "--max-new-tokens", "4", "2 + 2")
     scored = f"plain,{certified}"
-    printed = run("evaluate", *SMALL, *SHORT, "--modes", scored, "--limit", "2", "--out", str(tmp_path / "fresh"))
+    printed = said("evaluate", *SMALL, *SHORT, "--modes", scored, "--limit", "2", "--out", str(tmp_path / "fresh"))
     assert certified.name in printed
 
 
 def test_answers_have_to_be_named(tmp_path: Path):
-    assert "--from" in run("calibrate", "--out", str(tmp_path), status=2)
+    assert "--from" in said("calibrate", "--out", str(tmp_path), status=2)

@@ -7,6 +7,7 @@ import re
 import signal
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -16,17 +17,14 @@ from hf_lossy_assist.errors import LossyValueError
 from hf_lossy_assist.evaluation import evaluation as module
 from hf_lossy_assist.tasks import Arithmetic
 from hf_lossy_assist.tasks.sandbox import isolation
-from tests.cli.running import invoke
+from tests.cli.running import said
 from tests.forking import ended, fork, fork_ranks
 
 MODES = "plain,lossless,topk:k=2"
 SMALL = ("--limit", "3", "--max-new-tokens", "6", "--gamma", "3")
 
 
-def run(*arguments: str, status: int = 0):
-    result = invoke(["evaluate", *arguments], env={"COLUMNS": "160"})
-    assert result.exit_code == status, result.output
-    return result
+run = partial(said, "evaluate")
 
 
 def read(folder: Path):
@@ -36,7 +34,7 @@ def read(folder: Path):
 
 def test_modes_are_scored_and_compared(bundled, tmp_path):
     given = ("--batch-size", "2", "--out", str(tmp_path))
-    printed = run("--pair", "arithmetic", "--modes", MODES, *SMALL, *given).stdout
+    printed = run("--pair", "arithmetic", "--modes", MODES, *SMALL, *given)
     summary, rows = read(tmp_path)
     assert list(summary) == MODES.split(",")
     assert {(row["mode"], row["id"]) for row in rows} == {(mode, i) for mode in summary for i in range(3)}
@@ -57,10 +55,10 @@ def test_an_advice_is_an_option_of_the_command(bundled, tmp_path, monkeypatch):
     (tmp_path / "problems.jsonl").write_text(json.dumps(problem))
     monkeypatch.setattr(isolation, "unavailable", lambda: "not today")
     arguments = ["--pair", "arithmetic", "--task", "code", "--data", str(tmp_path / "problems.jsonl"), *SMALL]
-    refusal = run(*arguments, "--modes", "plain", status=2).stderr
+    refusal = run(*arguments, "--modes", "plain", status=2)
     (advice,) = re.findall(r"or set `(--.*?)` to run programs with all of your own rights", refusal)
     with pytest.warns(UserWarning, match="`unsafe_no_isolation` is set"):
-        assert "plain" in run(*arguments, "--modes", "plain", *advice.split()).stdout
+        assert "plain" in run(*arguments, "--modes", "plain", *advice.split())
 
 
 def test_models_and_a_task_of_one_s_own(tiny_pair_folder, tmp_path):
@@ -69,13 +67,13 @@ def test_models_and_a_task_of_one_s_own(tiny_pair_folder, tmp_path):
     models = ("--model", str(tiny_pair_folder / "target"), "--assistant", str(tiny_pair_folder / "draft"))
     task = ("--task", "gsm8k", "--data", str(problems))
     drawn = ("--sample", "--temperature", "1.2", "--top-p", "0.9", "--out", str(tmp_path / "out"))
-    printed = run(*models, *task, "--modes", "plain,lossless,ears", *SMALL, *drawn).stdout
+    printed = run(*models, *task, "--modes", "plain,lossless,ears", *SMALL, *drawn)
     assert "ears" in printed
     manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
     assert {mode["top_p"] for mode in manifest["modes"].values()} == {0.9}
     with pytest.raises(LossyValueError, match="without `top_p`"):
         calibrate(tmp_path / "out", 3)
-    plain = run(*models[:2], *task, "--modes", "plain", *SMALL, "--dtype", "float32").stdout
+    plain = run(*models[:2], *task, "--modes", "plain", *SMALL, "--dtype", "float32")
     assert "plain" in plain
 
 
@@ -104,7 +102,7 @@ def test_ctrl_c_keeps_what_was_answered(bundled, tmp_path, monkeypatch):
 
     monkeypatch.setattr(module, "run_request", interrupted)
     arguments = ("--pair", "arithmetic", "--modes", MODES, *SMALL, "--out", str(tmp_path))
-    assert "stopped; repeat the command to continue from" in run(*arguments, status=130).stdout
+    assert "stopped; repeat the command to continue from" in run(*arguments, status=130)
     kept = len((tmp_path / "results.jsonl").read_text().splitlines())
     assert kept >= 3, "the first problem's answers, at least"
     run(*arguments)
@@ -124,7 +122,7 @@ def test_a_process_that_was_killed_is_taken_up_by_two(tiny_pair_folder, tmp_path
     assert ended(killed) == -signal.SIGKILL
     before = results.read_bytes()
     before = before[: before.rfind(b"\n") + 1]
-    printed = fork_ranks(lambda: sys.stdout.write(run(*command).stdout), folder=tmp_path)
+    printed = fork_ranks(lambda: sys.stdout.write(run(*command)), folder=tmp_path)
     assert any("points against" in output for output in printed), "whoever is last prints the table"
     assert results.read_bytes().startswith(before)
     summary, rows = read(tmp_path)
@@ -141,7 +139,7 @@ def test_prompts_of_a_file_are_only_timed_and_every_rule_can_take_part(tiny_pair
     printed = run(
         *models, "--data", str(prompts), "--limit", "2", "--max-new-tokens", "5", "--modes", "plain,stock,all",
         *clock, "--out", str(tmp_path),
-    ).stdout  # fmt: skip
+    )  # fmt: skip
     summary, rows = read(tmp_path)
     assert {row["score"] for row in rows} == {None}
     assert all(f" {rule} " in printed for rule in ("lossless", "topk", "near_top", "margin"))

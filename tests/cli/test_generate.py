@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import re
 import shutil
+from functools import partial
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from rich.console import Console
 from benchmarks.bundled_pair.recipe import build_model, build_tokenizer, save_model
 from hf_lossy_assist import pairs
 from hf_lossy_assist.cli.rendering import ConsoleStreamer
-from tests.cli.running import invoke
+from tests.cli.running import said
 from tests.mtp_checkpoints import write
 from tests.tiny_pair import TEMPLATE, TINY
 
@@ -26,15 +27,12 @@ def models(tiny_pair_folder):
     return ["--model", str(tiny_pair_folder / "target"), "--assistant", str(tiny_pair_folder / "draft")]
 
 
-def run(*arguments: str):
-    return invoke(["generate", *arguments], env={"COLUMNS": "160"})
+run = partial(said, "generate")
 
 
 def run_pair(*arguments: str) -> str:
     """Return what the command prints for twelve tokens of the pair."""
-    result = run("--pair", "arithmetic", "--max-new-tokens", "12", *arguments, PROMPT)
-    assert result.exit_code == 0, result.output
-    return result.stdout
+    return run("--pair", "arithmetic", "--max-new-tokens", "12", *arguments, PROMPT)
 
 
 def continuation(folder, prompt: str = PROMPT, dtype: torch.dtype = torch.float32) -> str:
@@ -46,30 +44,25 @@ def continuation(folder, prompt: str = PROMPT, dtype: torch.dtype = torch.float3
 
 
 def test_lossless_prints_what_the_target_alone_would_say(models, tiny_pair_folder):
-    result = run(*models, "--max-new-tokens", "12", PROMPT)
-    assert result.exit_code == 0, result.output
     # The models in the folder are in bfloat16, and the command takes them as they are.
-    assert result.stdout == continuation(tiny_pair_folder, dtype=torch.bfloat16) + "\n"
+    assert run(*models, "--max-new-tokens", "12", PROMPT) == continuation(tiny_pair_folder, dtype=torch.bfloat16) + "\n"
 
 
 def test_the_pair_needs_no_models_and_no_prompt(bundled, tiny_pair_folder):
     example = pairs.load("arithmetic").task.examples("test", 19)[18]
-    result = run("--pair", "arithmetic", "--max-new-tokens", "12")
-    assert result.exit_code == 0, result.output
-    assert example.prompt in result.stdout
-    assert continuation(tiny_pair_folder, example.prompt) in result.stdout
-    assert f"The answer is wrong: {example.answer} is right." in result.stdout
-
+    printed = run("--pair", "arithmetic", "--max-new-tokens", "12")
+    assert example.prompt in printed
+    assert continuation(tiny_pair_folder, example.prompt) in printed
+    assert f"The answer is wrong: {example.answer} is right." in printed
     assert run_pair() == continuation(tiny_pair_folder) + "\n"
 
 
 def test_the_default_problem_is_answered_right_and_a_lossy_rule_needs_fewer_rounds():
     rounds = {}
     for mode in ("lossless", "dropmatch"):
-        result = run("--pair", "arithmetic", "--mode", mode, "--seed", "0", "--stats")
-        assert result.exit_code == 0, result.output
-        assert "\nThe answer is right.\n" in result.stdout
-        rounds[mode] = int(re.search(r"rounds\D+(\d+)", result.stdout)[1])
+        printed = run("--pair", "arithmetic", "--mode", mode, "--seed", "0", "--stats")
+        assert "\nThe answer is right.\n" in printed
+        rounds[mode] = int(re.search(r"rounds\D+(\d+)", printed)[1])
     assert rounds["dropmatch"] < rounds["lossless"]
 
 
@@ -120,8 +113,8 @@ def test_settings_reach_the_rule(bundled):
 
 def test_rounded_drafts_and_prepacked_models_say_what_the_target_says(bundled, models, tiny_pair_folder):
     assert run_pair("--draft-dtype", "int8") == run_pair()
-    result = run(*models, "--max-new-tokens", "12", "--draft-dtype", "int4", PROMPT)
-    assert result.stdout == continuation(tiny_pair_folder, dtype=torch.bfloat16) + "\n"
+    rounded = run(*models, "--max-new-tokens", "12", "--draft-dtype", "int4", PROMPT)
+    assert rounded == continuation(tiny_pair_folder, dtype=torch.bfloat16) + "\n"
     assert run_pair("--prepack") == run_pair()
 
 
@@ -129,8 +122,7 @@ def test_prompt_lookup_drafts_without_an_assistant(bundled, models):
     printed = run_pair("--stats", "--prompt-lookup", "3")
     assert printed.startswith(run_pair())
     assert int(re.search(r"\bdraft calls[^\d\n]+(\d+)", printed)[1]) == 0
-    result = run(*models[:2], "--prompt-lookup", "3", "--max-new-tokens", "12", PROMPT)
-    assert result.exit_code == 0, result.output
+    run(*models[:2], "--prompt-lookup", "3", "--max-new-tokens", "12", PROMPT)
     printed = run_pair("--stats", "--assistant", "draft", "--prompt-lookup", "3")
     assert printed.startswith(run_pair())
     assert int(re.search(r"\bdraft calls[^\d\n]+(\d+)", printed)[1]) > 0
@@ -140,14 +132,10 @@ def test_a_prompt_may_be_put_into_the_chat_template(models, tiny_pair_folder, tm
     target = tmp_path / "target"
     shutil.copytree(tiny_pair_folder / "target", target)
     arguments = ("--model", str(target), *models[2:], "--max-new-tokens", "12", "--chat", PROMPT)
-    result = run(*arguments)
-    assert result.exit_code == 2
-    assert "has no chat template" in result.stderr
+    assert "has no chat template" in run(*arguments, status=2)
     (target / "chat_template.jinja").write_text(TEMPLATE)
-    result = run(*arguments)
-    assert result.exit_code == 0, result.output
     prompt = f"user: {PROMPT}</s>assistant: "
-    assert result.stdout == continuation(tiny_pair_folder, prompt, torch.bfloat16) + "\n"
+    assert run(*arguments) == continuation(tiny_pair_folder, prompt, torch.bfloat16) + "\n"
 
 
 def test_an_assistant_may_have_a_tokenizer_of_its_own(models, tiny_pair_folder, tmp_path):
@@ -158,9 +146,8 @@ def test_an_assistant_may_have_a_tokenizer_of_its_own(models, tiny_pair_folder, 
     for name in ("config.json", "model.safetensors"):
         shutil.copy(draft / name, bare)
     for source in (["--assistant", str(draft)], ["--assistant", str(bare), "--assistant-tokenizer", f"{draft}"]):
-        result = run(*models[:2], *source, "--max-new-tokens", "12", PROMPT)
-        assert result.exit_code == 0, result.output
-        assert result.stdout == continuation(tiny_pair_folder, dtype=torch.bfloat16) + "\n"
+        printed = run(*models[:2], *source, "--max-new-tokens", "12", PROMPT)
+        assert printed == continuation(tiny_pair_folder, dtype=torch.bfloat16) + "\n"
 
 
 def test_a_seed_makes_samples_repeat(bundled):
@@ -176,10 +163,9 @@ def test_a_model_s_own_mtp_layer_is_an_assistant(tmp_path, settings):
     tokenizer.save_pretrained(write("qwen3_5", tmp_path, vocab_size=len(tokenizer)))
     models = ["--model", str(tmp_path), "--dtype", "float32", "--max-new-tokens", "12", *settings]
     written, plain = (run(*models, *drafting, PROMPT) for drafting in (["--assistant", "mtp"], PLAIN))
-    assert written.exit_code == 0, written.output
-    assert written.stdout == plain.stdout
-    refused = run(*models, "--assistant", "mtp", "--draft-dtype", "int8", PROMPT)
-    assert "`--draft-dtype` int8 needs a draft model" in refused.output
+    assert written == plain
+    refused = run(*models, "--assistant", "mtp", "--draft-dtype", "int8", PROMPT, status=2)
+    assert "`--draft-dtype` int8 needs a draft model" in refused
 
 
 @pytest.mark.parametrize("name", ["eagle3", "dflash"])

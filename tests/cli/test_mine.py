@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import re
 import sys
 from collections import Counter
+from functools import partial
 
 import numpy as np
 import pytest
@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM
 
 from hf_lossy_assist import pairs, prepack
 from hf_lossy_assist.training.label_folder import LabelFolder, load_mined
-from tests.cli.running import invoke
+from tests.cli.running import said
 from tests.forking import ended, fork
 from tests.openai_server import completes, openai_server
 from tests.tiny_models import noisy_copy
@@ -23,14 +23,7 @@ from tests.tiny_models import noisy_copy
 TASK = "tests.training.parts:Letters"
 
 
-def run(*arguments: object):
-    return invoke(["mine", *map(str, arguments)], env={"COLUMNS": "160"})
-
-
-def ok(*arguments: object) -> str:
-    result = run(*arguments)
-    assert result.exit_code == 0, result.output
-    return result.stdout
+ok = partial(said, "mine")
 
 
 @pytest.fixture
@@ -123,11 +116,10 @@ def test_a_repeated_command_goes_on(options, tmp_path):
     assert sorted(row.id for row in after.prompts) == list(range(6))
     assert len(after.manifest["runs"]) == 2
 
-    refused = run(*options, *"--max-new-tokens 9 --sample --temperature 0.7 --seed 3".split())
-    assert refused.exit_code == 2
-    assert "of `settings` was 8 and is 9" in refused.stderr
-    assert "`decoding` of `settings` was 'greedy' and is {'temperature': 0.7, 'seed': 3}" in refused.stderr
-    assert refused.stderr.count("\n") == 1
+    refused = ok(*options, *"--max-new-tokens 9 --sample --temperature 0.7 --seed 3".split(), status=2)
+    assert "of `settings` was 8 and is 9" in refused
+    assert "`decoding` of `settings` was 'greedy' and is {'temperature': 0.7, 'seed': 3}" in refused
+    assert refused.count("\n") == 1
     assert load_mined(tmp_path / "data").prompts == after.prompts
 
 
@@ -143,7 +135,7 @@ def test_ratio_labels(options, tmp_path):
 
 
 def test_the_pair_needs_no_models_and_no_task(tiny_pair_folder, tmp_path, monkeypatch):
-    monkeypatch.setattr(pairs.pair, "load", functools.partial(pairs.load, folder=tiny_pair_folder))
+    monkeypatch.setattr(pairs.pair, "load", partial(pairs.load, folder=tiny_pair_folder))
     printed = ok("--pair", "arithmetic", "--out", tmp_path, "--limit", 2, "--max-new-tokens", 5)
     # Untrained models state no answer.
     assert figure(printed, "skipped") == "2"
@@ -171,8 +163,8 @@ def test_a_target_behind_an_api(options, tiny_pair_folder, tmp_path):
     assert both.manifest["target"]["name"] == "target"
     assert {"target_draft", "draft_draft"} <= set(both.tokens)
 
-    refused = run(*remote, "--target-api", "http://127.0.0.1:9/v1#org/other")
-    assert "`api_model` of `settings` was 'org/big' and is 'org/other'" in refused.stderr
+    refused = ok(*remote, "--target-api", "http://127.0.0.1:9/v1#org/other", status=2)
+    assert "`api_model` of `settings` was 'org/big' and is 'org/other'" in refused
 
 
 def test_an_interrupted_run_says_how_to_go_on(options, tmp_path, monkeypatch):
@@ -185,10 +177,9 @@ def test_an_interrupted_run_says_how_to_go_on(options, tmp_path, monkeypatch):
 
     with monkeypatch.context() as patched:
         patched.setattr(LabelFolder, "add", interrupted)
-        result = run(*options)
-    assert result.exit_code == 130
-    assert re.search(r"stopped; 2 prompts are in .*data, and the same command goes on from there", result.stdout)
-    assert "Traceback" not in result.output
+        printed = ok(*options, status=130)
+    assert re.search(r"stopped; 2 prompts are in .*data, and the same command goes on from there", printed)
+    assert "Traceback" not in printed
     ok(*options)
     assert len(load_mined(tmp_path / "data").prompts) == 4
 
@@ -219,6 +210,5 @@ def test_models_with_other_vocabularies_are_refused(models, tiny_pair_folder, tm
     from tests.tiny_models import tiny
 
     tiny().save_pretrained(tmp_path / "small")
-    result = run("--task", TASK, *models, "--assistant", tmp_path / "small", "--out", tmp_path / "data")
-    assert result.exit_code == 2
-    assert "`--assistant` has to share the target's tokenizer" in result.stderr
+    refused = ok("--task", TASK, *models, "--assistant", tmp_path / "small", "--out", tmp_path / "data", status=2)
+    assert "`--assistant` has to share the target's tokenizer" in refused

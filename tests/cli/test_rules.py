@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 
 from hf_lossy_assist.acceptors import REGISTRY, settings_of
-from tests.cli.running import invoke
+from tests.cli.running import said
 
-
-def run(*arguments: str, columns: int = 80):
-    return invoke(["rules", *arguments], env={"COLUMNS": str(columns)})
+run = partial(said, "rules")
 
 
 def joined(text: str) -> str:
@@ -17,21 +17,20 @@ def joined(text: str) -> str:
 
 
 def test_every_rule_has_a_row_with_its_settings():
-    result = run()
-    assert result.exit_code == 0, result.output
-    first_words = [line.split()[0] for line in result.stdout.splitlines() if line[:1] == " " and line[1:2].strip()]
+    printed = run(columns=80)
+    first_words = [line.split()[0] for line in printed.splitlines() if line[:1] == " " and line[1:2].strip()]
     assert [word for word in first_words if word in REGISTRY] == [*REGISTRY, *REGISTRY]  # settings, then sources
     for rule in REGISTRY.values():
         for setting in settings_of(rule):
-            assert f" {setting.name} " in result.stdout
+            assert f" {setting.name} " in printed
     for text in ("k 2 (1 to ∞)", "criterion js (js or naive)", "weight 0.8 (above 0 to 1)", "q, dropped"):
-        assert text in result.stdout
-    assert max(map(len, result.stdout.splitlines())) <= 80
+        assert text in printed
+    assert max(map(len, printed.splitlines())) <= 80
 
 
 @pytest.mark.parametrize("name", REGISTRY)
 def test_a_rule_says_its_law_settings_source_and_how_to_ask_for_it(name: str):
-    shown = joined(run(name, columns=200).stdout)
+    shown = joined(run(name, columns=200))
     rule = REGISTRY[name]
     assert joined(rule.paper) in shown
     assert joined((rule.__doc__ or "").partition("\n\n")[0]).replace("``", "") in shown
@@ -42,6 +41,4 @@ def test_a_rule_says_its_law_settings_source_and_how_to_ask_for_it(name: str):
 
 
 def test_a_rule_that_is_none_is_named():
-    result = run("tpok")
-    assert result.exit_code == 2
-    assert "did you mean 'topk'" in result.stderr
+    assert "did you mean 'topk'" in run("tpok", status=2)

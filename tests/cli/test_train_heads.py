@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
 
 from hf_lossy_assist import pairs
 from hf_lossy_assist.heads import JudgeHead, VerifierHead
-from tests.cli.running import invoke
+from tests.cli.running import said
 from tests.training.synthetic import judged, ratios, write_judged, write_ratios
 
-
-def run(*arguments: object, status: int = 0):
-    result = invoke(["train", *map(str, arguments)], env={"COLUMNS": "160"})
-    assert result.exit_code == status, result.output
-    return result
+run = partial(said, "train")
 
 
 @pytest.fixture(scope="module")
@@ -40,11 +37,9 @@ def test_a_judge_is_trained_and_described(mined, tmp_path):
     assert head.threshold_for(0.95) == config.threshold
     card = (tmp_path / "README.md").read_text()
     for row in config.thresholds:
-        assert f"{row.threshold:.6g}" in printed.stdout
+        assert f"{row.threshold:.6g}" in printed
         assert f"| {row.threshold:.6g} |" in card
-    shown = {
-        name.strip(): value for name, _, value in (x.rstrip().rpartition("  ") for x in printed.stdout.splitlines())
-    }
+    shown = {name.strip(): value for name, _, value in (x.rstrip().rpartition("  ") for x in printed.splitlines())}
     assert (shown["prompts"], shown["tokens"]) == ("120", "600")
     metrics = {name: f"{value:.4f}" for name, value in config.metrics.items()}
     bounds = f"({metrics['auc_low']} … {metrics['auc_high']})"
@@ -66,7 +61,7 @@ def test_a_target_that_was_behind_an_api_is_known_by_its_configuration(tiny_pair
 
 
 def test_a_verifier_is_trained_and_described(ratio_data, tmp_path):
-    printed = run("verifier", "--data", ratio_data, "--out", tmp_path, "--lambda", "1.2").stdout
+    printed = run("verifier", "--data", ratio_data, "--out", tmp_path, "--lambda", "1.2")
     config = VerifierHead.from_pretrained(tmp_path).config
     assert (config.ratio, config.position, config.threshold) == (1.2, "token", 0.5)
     assert re.search(rf"state that has read the token +{config.metrics['auc_token']:.4f}", printed)
@@ -118,7 +113,7 @@ def test_errors_are_one_line(mined, ratio_data, tmp_path, arguments, message):
     for name in set(bad) & set(arguments):
         places[name] = write_judged(tmp_path / name, bad[name])
     result = run(*(places.get(argument, argument) for argument in arguments), "--out", tmp_path / "head", status=2)
-    (line,) = result.stderr.splitlines()
+    (line,) = result.splitlines()
     assert line.startswith("error: ")
     assert message in line
     assert not (tmp_path / "head").exists()
