@@ -18,6 +18,7 @@ from ..store.folder import this_process
 from ..tasks import Example, Task
 from ..tasks.lookup import SHIPPED, load
 from ..values import check_name, json_or_text
+from .console import limit_threads
 
 if TYPE_CHECKING:
     from ..evaluation.modes import DecodingMode
@@ -112,8 +113,7 @@ class Models:
         from ..pairs import Pair
 
         disable_progress_bar()
-        if self.threads is not None:
-            torch.set_num_threads(self.threads)
+        limit_threads(self.threads)
         usual = f"cuda:{this_process().local}" if torch.cuda.is_available() else "cpu"
         return Pair.load(
             self.pair, model=self.model, assistant=self.assistant, dtype=self.dtype, device=self.device or usual,

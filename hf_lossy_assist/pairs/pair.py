@@ -216,7 +216,9 @@ def _draft(
         return load_model("assistant", assistant, dtype, device)
     dtype = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
     head = kind.from_pretrained(assistant, dtype=dtype)
-    return head.to(device if target is None or device != "auto" else target.device)
+    if device == "auto":
+        device = None if target is None else target.device
+    return head.to(device or "cpu")
 
 
 def at_hand(name: str) -> bool:

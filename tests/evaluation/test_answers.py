@@ -40,7 +40,7 @@ FINE = {
     "seconds": (None, 1.5, 2**70),
     **dict.fromkeys(("id", "tokens", "rounds", "accepted", "lossy"), (2**70,)),
     **dict.fromkeys(("mode", "text"), ("x",)),
-    **dict.fromkeys(("prompt", "drafted", "memory"), (None, 2**70)),
+    **dict.fromkeys(("prompt", "drafted"), (None, 2**70)),
 }  # fmt: skip
 
 

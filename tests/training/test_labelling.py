@@ -48,15 +48,6 @@ def test_everything_is_stored(tmp_path):
     assert len(mined) > 3
 
 
-def test_a_repeated_run_mines_the_rest(tmp_path):
-    parts = tiny_parts(seed=3)
-    run(tmp_path, labelling(parts, 3))
-    before = load_mined(tmp_path).prompts
-    assert run(tmp_path, labelling(parts, 6)) == [3, 4, 5]
-    assert load_mined(tmp_path).prompts[:3] == before
-    assert run(tmp_path, labelling(parts, 6)) == []
-
-
 def test_processes_share_the_prompts(tmp_path):
     parts = tiny_parts(seed=3)
     alone, shared = tmp_path / "alone", tmp_path / "shared"

@@ -137,21 +137,6 @@ def test_an_end_is_a_token_like_any_other():
     assert {(True, False), (False, True), (False, False)} <= replaced
 
 
-def test_a_task_that_raises_costs_one_prompt_only():
-    class Moody(Checksum):
-        def answer(self, example, response):
-            if example.prompt == bad.example.prompt:
-                raise ZeroDivisionError("no idea")
-            return super().answer(example, response)
-
-    parts = tiny_parts(task=Moody())
-    prompts = parts.prompts(5)
-    bad = prompts[2]
-    results = {result.prompt.id: result for result in parts.searches(slots=2).run(prompts)}
-    assert [i for i in sorted(results) if results[i].error is not None] == [2]
-    assert str(results[2].error) == "no idea"
-
-
 def test_prompts_are_taken_one_by_one():
     """A run over a long list begins with the first prompts, and does not look at the rest before it needs them."""
     parts = tiny_parts()
