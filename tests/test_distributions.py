@@ -188,20 +188,23 @@ def installed(distributions: Path, tmp_path_factory) -> Path:
     return folder / "bin"
 
 
-def run(command: list[str | Path], folder: Path, code: int = 0, **more: str) -> str:
+def run(command: list[str | Path], folder: Path) -> str:
     environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
-    environment |= {"OMP_NUM_THREADS": "1", "COLUMNS": "200"} | more
+    environment |= {"OMP_NUM_THREADS": "1", "COLUMNS": "200"}
     done = subprocess.run(command, env=environment, cwd=folder, capture_output=True, text=True, timeout=1000)
-    assert done.returncode == code, done.stdout + done.stderr
+    assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout + done.stderr
 
 
-def test_the_wheel_is_used_from_python(installed: Path, tmp_path: Path):
+def test_the_wheel_is_used_from_python(installed: Path, own_heads: str, tmp_path: Path):
     """Importing the package imports nothing else, changes nothing and shows what is public; README and demo run."""
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     block, printed = re.search(r"\n```python\n((?:(?!```).)*)```\n\n```text\n(.*?\n)```", text, re.DOTALL).groups()
-    said = run([installed / "python", "-c", f"{USE}\n{block}\n{DEMO}"], tmp_path)
+    said = run([installed / "python", "-c", f"{USE}\n{HEADS}\n{block}\n{DEMO}"], tmp_path)
     assert said.startswith(str(installed.parent))
+    (folder,) = re.findall(rf"^(.*)\n{re.escape(own_heads)}$", said, re.M)
+    assert Path(folder).parts[-3:] == ("site-packages", PACKAGE.name, CARDS.name)
+    assert Path(folder).is_relative_to(installed.parent)
     assert "\nheads of qwen-coder: ['gsm8k', 'code', 'prompts']\n" in said
     assert re.search(r"\ngenerated \d+\n", said)
     assert (tmp_path / "page.html").stat().st_size
@@ -212,12 +215,10 @@ def test_the_wheel_is_used_from_python(installed: Path, tmp_path: Path):
 
 
 HEADS = """
-from hf_lossy_assist import pairs
-
-pair = pairs.load("arithmetic")
 print(pairs.hub_cards())
 print({name: head.checksum for name, head in pair.heads.items()}, pair.eagle3.fc.weight.sum().item())
 """
+OF_PAIR = "from hf_lossy_assist import pairs\npair = pairs.load('arithmetic')\n"
 
 
 @pytest.fixture(scope="module")
@@ -226,21 +227,15 @@ def own_heads() -> str:
     return f"{heads} {Eagle3.from_pretrained(CARDS / 'arithmetic-eagle3').float().fc.weight.sum().item()}"
 
 
-def test_heads_are_found_in_a_checkout(own_heads: str, tmp_path: Path):
-    said = run([sys.executable, "-c", HEADS], tmp_path, PYTHONPATH=str(ROOT))
-    assert said.splitlines()[:2] == [str(CARDS), own_heads]
+def test_heads_are_found_in_a_checkout(own_heads: str, capsys: pytest.CaptureFixture[str]):
+    exec(OF_PAIR + HEADS)
+    assert capsys.readouterr().out.splitlines()[:2] == [str(CARDS), own_heads]
 
 
 def test_heads_are_found_in_an_editable_install(own_heads: str, distributions: Path, tmp_path: Path):
     """There is no second copy of them: those of the checkout count, also after a change."""
     tree = distributions / "tree"
     site = environment(tmp_path / "environment", "--no-build-isolation", "--editable", str(tree))
-    said = run([tmp_path / "environment" / "bin" / "python", "-c", HEADS], tmp_path)
+    said = run([tmp_path / "environment" / "bin" / "python", "-c", OF_PAIR + HEADS], tmp_path)
     assert said.splitlines()[:2] == [str(tree / CARDS.name), own_heads]
     assert not list(site.rglob("*.safetensors"))
-
-
-def test_heads_are_found_in_a_wheel(own_heads: str, installed: Path, tmp_path: Path):
-    folder, found = run([installed / "python", "-c", HEADS], tmp_path).splitlines()[:2]
-    assert (Path(folder).parts[-3:], found) == (("site-packages", PACKAGE.name, CARDS.name), own_heads)
-    assert Path(folder).is_relative_to(installed.parent)
