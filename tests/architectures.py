@@ -61,6 +61,9 @@ _SIZES = {
     "init_std": 0.3, "initializer_factor": 6.0, "tie_word_embeddings": False, "index_n_heads": 16,
     "index_topk": 4, "index_block_size": 4, "index_topk_blocks": 2,
     "forced_eos_token_id": None, "num_codebooks": 2,
+    # What reads images or sounds.
+    "image_size": 8, "patch_size": 4, "depth": 1, "spatial_merge_size": 2, "temporal_patch_size": 2,
+    "out_hidden_size": 32, "projection_dim": 32, "attention_heads": 4, "num_global_layers": 1, "num_mel_bins": 8,
 }  # fmt: skip
 """Small sizes, by the names that configurations have for them."""
 

@@ -6,52 +6,21 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
-import transformers
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers import PreTrainedModel
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from hf_lossy_assist.drafting.mtp import Mtp, mtp_of
 from tests import eagle3_heads
-from tests.tiny_models import VOCAB, prompt
-
-_SIZES = {
-    "vocab_size": VOCAB, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
-    "num_key_value_heads": 2, "max_position_embeddings": 256, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0,
-    "initializer_range": 0.2, "tie_word_embeddings": False,
-}  # fmt: skip
-_EXPERTS = {
-    "moe_intermediate_size": 16, "n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1,
-}  # fmt: skip
-_HYBRID = {
-    "head_dim": 8, "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 8,
-    "linear_value_head_dim": 8, "layer_types": ["linear_attention", "full_attention"],
-}  # fmt: skip
+from tests.architectures import made
+from tests.tiny_models import prompt
 
 
-def _made(name: str, seed: int, **values) -> PreTrainedModel:
-    torch.manual_seed(seed)
-    config = getattr(transformers, f"{name}TextConfig", None) or getattr(transformers, f"{name}Config")
-    return getattr(transformers, f"{name}ForCausalLM")(config(**_SIZES | values)).eval()
-
-
-def _deepseek(seed: int, **values) -> PreTrainedModel:
-    return _made(
-        "DeepseekV3", seed, **_EXPERTS, **{"num_key_value_heads": 4, "first_k_dense_replace": 0}, kv_lora_rank=16,
-        q_lora_rank=16, qk_rope_head_dim=8, qk_nope_head_dim=8, v_head_dim=8, **values,
-    )  # fmt: skip
-
-
-def _qwen_moe(name: str) -> Callable[..., PreTrainedModel]:
-    sizes = {
-        "num_experts": 4,
-        "num_experts_per_tok": 2,
-        "moe_intermediate_size": 24,
-        "shared_expert_intermediate_size": 24,
-    }
-    return lambda seed, **values: _made(name, seed, **_HYBRID, **sizes, **values)
+def _maker(name: str, **sizes: Any) -> Callable[..., PreTrainedModel]:
+    return lambda seed, **values: made(name, seed, **sizes | values).float()
 
 
 @dataclass(frozen=True)
@@ -78,17 +47,12 @@ _MIMO = ("model.mtp_layers.0.", {
 })  # fmt: skip
 
 FAMILIES = {
-    "qwen3_next": Family(_qwen_moe("Qwen3Next"), *_QWEN),
-    "qwen3_5": Family(lambda seed, **values: _made("Qwen3_5", seed, **_HYBRID, **values), *_QWEN),
-    "qwen3_5_moe": Family(_qwen_moe("Qwen3_5Moe"), *_QWEN),
-    "mimo": Family(lambda seed, **values: _made("Qwen2", seed, **values), *_MIMO),
-    "deepseek_v3": Family(_deepseek, *_DEEPSEEK),
-    "glm4_moe": Family(
-        lambda seed, **values: _made(
-            "Glm4Moe", seed, **_EXPERTS, first_k_dense_replace=1, head_dim=8, use_qk_norm=True, **values
-        ),
-        *_DEEPSEEK,
-    ),
+    "qwen3_next": Family(_maker("qwen3_next"), *_QWEN),
+    "qwen3_5": Family(_maker("qwen3_5_text"), *_QWEN),
+    "qwen3_5_moe": Family(_maker("qwen3_5_moe_text"), *_QWEN),
+    "mimo": Family(_maker("qwen2"), *_MIMO),
+    "deepseek_v3": Family(_maker("deepseek_v3", first_k_dense_replace=0), *_DEEPSEEK),
+    "glm4_moe": Family(_maker("glm4_moe", use_qk_norm=True), *_DEEPSEEK),
 }
 
 
@@ -113,7 +77,7 @@ def write(name: str, folder: Path, seed: int = 0, shards: bool = False, **values
 
 def layer(family: Family, donor: Mapping[str, Tensor], seed: int = 0) -> dict[str, Tensor]:
     """Return the tensors of an MTP layer, with the weights of a donor's second layer."""
-    generator, width = torch.Generator().manual_seed(seed), _SIZES["hidden_size"]
+    generator, width = torch.Generator().manual_seed(seed), 32
     mtp = {family.layer + key.partition(".layers.1.")[2]: x.clone() for key, x in donor.items() if ".layers.1." in key}
     for part, theirs in family.parts.items():
         shape = (width, 2 * width) if part == "eh_proj" else (width,)
@@ -127,7 +91,7 @@ def saved(model: PreTrainedModel, folder: Path) -> dict[str, Tensor]:
 
 
 def loaded(folder: Path) -> PreTrainedModel:
-    return transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
 
 
 def prompts(rows: int = 4) -> Tensor:

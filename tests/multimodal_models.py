@@ -9,15 +9,20 @@ import torch
 import transformers
 from transformers import PreTrainedModel
 
-from tests.tiny_models import _COMMON, VOCAB, prompt
+from tests.architectures import small
+from tests.tiny_models import VOCAB, prompt
 
 IMAGE, VIDEO = VOCAB - 1, VOCAB - 2
-_VISION = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 4,
-           "image_size": 8, "patch_size": 4}  # fmt: skip
 _TOKENS = {"image_token_id": IMAGE, "vision_start_token_id": 3, "vision_end_token_id": 4, "video_token_id": VIDEO}
+_THREE_AXES = {"rope_parameters": {"rope_type": "default", "mrope_section": [1, 1, 2]}}
 _GATES = ("gate", "alpha")  # closed at first
 
 Asked = tuple[PreTrainedModel, dict[str, torch.Tensor]]
+
+
+def _made(kind: str, task: str = "ForConditionalGeneration", **values: Any) -> PreTrainedModel:
+    config = small(getattr(transformers, f"{kind}Config"), values)
+    return getattr(transformers, f"{kind}{task}")(config)
 
 
 def _ids(rows: int, patches: int = 0) -> torch.Tensor:
@@ -33,53 +38,31 @@ def _asked(model: PreTrainedModel, ids: torch.Tensor, types: str = "", **seen: t
 
 
 def llava(rows: int) -> Asked:
-    config = transformers.LlavaConfig(
-        vision_config=transformers.CLIPVisionConfig(**_VISION, projection_dim=32),
-        text_config=transformers.LlamaConfig(**_COMMON), image_token_index=IMAGE, image_seq_length=4,
-        vision_feature_layer=-1,
-    )  # fmt: skip
-    model = transformers.LlavaForConditionalGeneration(config)
+    model = _made("Llava", image_token_index=IMAGE, image_seq_length=4, vision_feature_layer=-1)
     return _asked(model, _ids(rows, 4), pixel_values=torch.randn(rows, 3, 8, 8))
 
 
 def gemma3(rows: int) -> Asked:
-    config = transformers.Gemma3Config(
-        vision_config=transformers.SiglipVisionConfig(**_VISION), mm_tokens_per_image=4, image_token_index=IMAGE,
-        boi_token_index=3, eoi_token_index=4, text_config=transformers.Gemma3TextConfig(**_COMMON, sliding_window=8),
-    )  # fmt: skip
-    model = transformers.Gemma3ForConditionalGeneration(config)
+    model = _made("Gemma3", mm_tokens_per_image=4, image_token_index=IMAGE, boi_token_index=3, eoi_token_index=4)
     with torch.no_grad():
         model.model.multi_modal_projector.mm_input_projection_weight.normal_()
     return _asked(model, _ids(rows, 4), "token_type_ids", pixel_values=torch.randn(rows, 3, 8, 8))
 
 
-def paligemma(rows: int) -> Asked:
-    return _paligemma(rows, transformers.GemmaConfig(**_COMMON))
+def paligemma(rows: int, text: type[transformers.PretrainedConfig] = transformers.GemmaConfig) -> Asked:
+    config = small(transformers.PaliGemmaConfig, {"image_token_index": IMAGE})
+    config.text_config = small(text, {})
+    model, ids = transformers.PaliGemmaForConditionalGeneration(config), _ids(rows, 4)
+    prefix = torch.zeros_like(ids)  # whose tokens see each other
+    return _asked(model, ids, pixel_values=torch.randn(rows, 3, 8, 8), token_type_ids=prefix)
 
 
 def paligemma2(rows: int) -> Asked:
-    return _paligemma(rows, transformers.Gemma2Config(**_COMMON, sliding_window=8, query_pre_attn_scalar=8))
-
-
-def _paligemma(rows: int, text: transformers.PretrainedConfig) -> Asked:
-    config = transformers.PaliGemmaConfig(
-        vision_config=transformers.SiglipVisionConfig(**_VISION, projection_dim=32), text_config=text,
-        image_token_index=IMAGE, projection_dim=32, hidden_size=32, vocab_size=VOCAB,
-    )  # fmt: skip
-    ids, images = _ids(rows, 4), torch.randn(rows, 3, 8, 8)
-    prefix = torch.zeros_like(ids)  # whose tokens see each other
-    model = transformers.PaliGemmaForConditionalGeneration(config)
-    return _asked(model, ids, pixel_values=images, token_type_ids=prefix)
+    return paligemma(rows, transformers.Gemma2Config)
 
 
 def qwen2_vl(rows: int) -> Asked:
-    config = transformers.Qwen2VLConfig(
-        text_config=_COMMON | {"rope_parameters": {"rope_type": "default", "mrope_section": [1, 1, 2]}},
-        vision_config={"depth": 1, "embed_dim": 32, "hidden_size": 32, "num_heads": 4, "mlp_ratio": 2, "patch_size": 4,
-                       "spatial_merge_size": 2, "temporal_patch_size": 2},
-        **_TOKENS,
-    )  # fmt: skip
-    return _patches(transformers.Qwen2VLForConditionalGeneration(config), rows, "mm_token_type_ids")
+    return _patches(_made("Qwen2VL", text_config=_THREE_AXES, **_TOKENS), rows)
 
 
 def qwen2_vl_video(rows: int, frames: int = 4) -> Asked:
@@ -88,14 +71,8 @@ def qwen2_vl_video(rows: int, frames: int = 4) -> Asked:
 
 def qwen2_5_vl_video(rows: int, frames: int = 4) -> Asked:
     """Return a video of eight seconds a frame: its times are higher than the positions of the text after it."""
-    config = transformers.Qwen2_5_VLConfig(
-        text_config=_COMMON | {"rope_parameters": {"rope_type": "default", "mrope_section": [1, 1, 2]}},
-        vision_config={"depth": 1, "hidden_size": 32, "intermediate_size": 48, "num_heads": 4, "patch_size": 4,
-                       "spatial_merge_size": 2, "temporal_patch_size": 2, "out_hidden_size": 32, "window_size": 16,
-                       "fullatt_block_indexes": [0], "tokens_per_second": 4},
-        **_TOKENS,
-    )  # fmt: skip
-    model, inputs = _video(transformers.Qwen2_5_VLForConditionalGeneration(config), rows, frames)
+    vision = {"window_size": 16, "fullatt_block_indexes": [0], "tokens_per_second": 4}
+    model, inputs = _video(_made("Qwen2_5_VL", text_config=_THREE_AXES, vision_config=vision, **_TOKENS), rows, frames)
     return model, inputs | {"second_per_grid_ts": torch.full((rows,), 8.0)}
 
 
@@ -110,57 +87,39 @@ def _video(model: PreTrainedModel, rows: int, frames: int) -> Asked:
 
 
 def qwen3_5(rows: int) -> Asked:
-    linear = {"linear_num_value_heads": 4, "linear_num_key_heads": 2, "linear_key_head_dim": 8,
-              "linear_value_head_dim": 8, "layer_types": ["linear_attention", "full_attention"]}  # fmt: skip
     rope = {"rope_type": "default", "mrope_section": [1, 1, 0], "partial_rotary_factor": 0.25}
-    vision = {"depth": 1, "hidden_size": 32, "intermediate_size": 48, "num_heads": 4, "patch_size": 4,
-              "spatial_merge_size": 2, "temporal_patch_size": 2, "out_hidden_size": 32,
-              "num_position_embeddings": 16}  # fmt: skip
-    text = _COMMON | linear | {"head_dim": 16, "rope_parameters": rope}
-    config = transformers.Qwen3_5Config(text_config=text, vision_config=vision, **_TOKENS)
-    return _patches(transformers.Qwen3_5ForConditionalGeneration(config), rows, "mm_token_type_ids")
+    text = {"head_dim": 16, "rope_parameters": rope}
+    return _patches(_made("Qwen3_5", text_config=text, vision_config={"num_position_embeddings": 16}, **_TOKENS), rows)
 
 
-def _patches(model: PreTrainedModel, rows: int, types: str) -> Asked:
-    grid = torch.tensor([[1, 4, 4]] * rows)
-    return _asked(model, _ids(rows, 4), types, pixel_values=torch.randn(16 * rows, 96), image_grid_thw=grid)
+def _patches(model: PreTrainedModel, rows: int) -> Asked:
+    seen = {"pixel_values": torch.randn(16 * rows, 96), "image_grid_thw": torch.tensor([[1, 4, 4]] * rows)}
+    return _asked(model, _ids(rows, 4), "mm_token_type_ids", **seen)
 
 
 def lfm2_vl(rows: int) -> Asked:
-    config = transformers.Lfm2VlConfig(
-        vision_config={"model_type": "siglip2_vision_model", "hidden_size": 32, "intermediate_size": 48,
-                       "num_hidden_layers": 1, "num_attention_heads": 4, "patch_size": 4, "num_patches": 16,
-                       "vision_use_head": False},
-        text_config={"model_type": "lfm2", **_COMMON, "layer_types": ["conv", "full_attention"], "conv_L_cache": 3},
-        image_token_id=IMAGE, projector_hidden_size=32, downsample_factor=2,
-    )  # fmt: skip
+    text = {"layer_types": ["conv", "full_attention"], "num_hidden_layers": 2, "conv_L_cache": 3}
+    vision = {"num_patches": 16, "vision_use_head": False}
+    sizes = {"projector_hidden_size": 32, "downsample_factor": 2}
     return _asked(
-        transformers.Lfm2VlForConditionalGeneration(config), _ids(rows, 4), pixel_values=torch.randn(rows, 16, 48),
-        spatial_shapes=torch.tensor([[4, 4]] * rows), pixel_attention_mask=torch.ones(rows, 16, dtype=torch.long),
+        _made("Lfm2Vl", text_config=text, vision_config=vision, image_token_id=IMAGE, **sizes), _ids(rows, 4),
+        pixel_values=torch.randn(rows, 16, 48), spatial_shapes=torch.tensor([[4, 4]] * rows),
+        pixel_attention_mask=torch.ones(rows, 16, dtype=torch.long),
     )  # fmt: skip
 
 
 def qwen2_audio(rows: int) -> Asked:
-    config = transformers.Qwen2AudioConfig(
-        audio_config={"model_type": "qwen2_audio_encoder", "d_model": 32, "encoder_attention_heads": 4,
-                      "encoder_ffn_dim": 48, "encoder_layers": 1, "num_mel_bins": 8, "max_source_positions": 16},
-        text_config=_COMMON | {"model_type": "qwen2"}, audio_token_index=IMAGE,
-    )  # fmt: skip
-    return _asked(
-        transformers.Qwen2AudioForConditionalGeneration(config), _ids(rows, 8),
-        input_features=torch.randn(rows, 8, 32), feature_attention_mask=torch.ones(rows, 32, dtype=torch.long),
-    )  # fmt: skip
+    model = _made("Qwen2Audio", audio_token_index=IMAGE, audio_config={"max_source_positions": 16})
+    seen = {"input_features": torch.randn(rows, 8, 32), "feature_attention_mask": torch.ones(rows, 32).long()}
+    return _asked(model, _ids(rows, 8), **seen)
 
 
 def mllama(rows: int) -> Asked:
-    vision = {"hidden_size": 32, "attention_heads": 4, "num_hidden_layers": 1, "num_global_layers": 1,
-              "intermediate_size": 48, "image_size": 8, "patch_size": 4, "max_num_tiles": 1,
-              "supported_aspect_ratios": [[1, 1]], "intermediate_layers_indices": [0],
+    vision = {"max_num_tiles": 1, "supported_aspect_ratios": [[1, 1]], "intermediate_layers_indices": [0],
               "vision_output_dim": 64}  # fmt: skip
-    text = {k: v for k, v in _COMMON.items() if k != "head_dim"}
-    text |= {"cross_attention_layers": [1], "num_hidden_layers": 3}
-    config = transformers.MllamaConfig(vision_config=vision, text_config=text, image_token_index=IMAGE)
-    model, ids = _opened(transformers.MllamaForConditionalGeneration(config)), _ids(rows, 1)
+    text = {"cross_attention_layers": [1], "num_hidden_layers": 3, "num_key_value_heads": 4}
+    model = _opened(_made("Mllama", vision_config=vision, text_config=text, image_token_index=IMAGE))
+    ids = _ids(rows, 1)
     return _asked(
         model, ids, pixel_values=torch.randn(rows, 1, 1, 3, 8, 8),
         aspect_ratio_ids=torch.ones(rows, 1, dtype=torch.long), aspect_ratio_mask=torch.ones(rows, 1, 1).long(),
@@ -169,22 +128,17 @@ def mllama(rows: int) -> Asked:
 
 
 def idefics(rows: int) -> Asked:
-    vision = {"embed_dim": 32, "image_size": 8, "intermediate_size": 48, "patch_size": 4, "num_hidden_layers": 1,
-              "num_attention_heads": 4}  # fmt: skip
-    text = {k: v for k, v in _COMMON.items() if k not in ("head_dim", "num_key_value_heads")}
-    config = transformers.IdeficsConfig(**text, alpha_initializer="ones", vision_config=vision)
-    model, ids = _opened(transformers.IdeficsForVisionText2Text(config)), _ids(rows)
+    model, ids = _opened(_made("Idefics", "ForVisionText2Text", alpha_initializer="ones")), _ids(rows)
     mask = torch.ones(*ids.shape, 1, dtype=torch.long)
     return _asked(model, ids, pixel_values=torch.randn(rows, 1, 3, 8, 8), image_attention_mask=mask)
 
 
 def kosmos2(rows: int) -> Asked:
-    text = {"vocab_size": VOCAB, "embed_dim": 32, "layers": 2, "ffn_dim": 48, "attention_heads": 4, "dropout": 0.0,
-            "attention_dropout": 0.0, "max_position_embeddings": 256, "init_std": 0.2, "pad_token_id": 1}  # fmt: skip
-    config = transformers.Kosmos2Config(text_config=text, vision_config=_VISION, latent_query_num=3)
-    ids = _ids(rows)
+    text = {"embed_dim": 32, "layers": 2, "attention_heads": 4, "dropout": 0.0, "pad_token_id": 1}
+    model, ids = _made("Kosmos2", text_config=text, latent_query_num=3), _ids(rows)
+    with torch.no_grad():
+        model.get_output_embeddings().weight[1] = 0  # it counts positions by padding, which is no part of a text
     places = (torch.arange(ids.shape[1]) % 4 > 0).expand_as(ids) & (torch.arange(ids.shape[1]) < 4)
-    model = transformers.Kosmos2ForConditionalGeneration(config)
     return _asked(model, ids, pixel_values=torch.randn(rows, 3, 8, 8), image_embeds_position_mask=places)
 
 
@@ -211,13 +165,8 @@ def kyutai(rows: int) -> Asked:
 
 
 def udop(rows: int) -> Asked:
-    config = transformers.UdopConfig(
-        vocab_size=VOCAB, d_model=32, d_kv=8, d_ff=48, num_layers=2, num_heads=4, dropout_rate=0.0, image_size=8,
-        patch_size=4, decoder_start_token_id=0, initializer_factor=2.0,
-    )  # fmt: skip
-    ids = _ids(rows)
+    model, ids = _made("Udop", dropout_rate=0.0, decoder_start_token_id=0, initializer_factor=2.0), _ids(rows)
     boxes = torch.tensor([0.1, 0.2, 0.5, 0.6]).expand(*ids.shape, 4)
-    model = transformers.UdopForConditionalGeneration(config)
     return _asked(model, ids, bbox=boxes, pixel_values=torch.randn(rows, 3, 8, 8))
 
 
