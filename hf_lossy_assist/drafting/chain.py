@@ -124,19 +124,21 @@ class Sampler:
         self._never = torch.tensor(never) if never else None
 
     def __call__(
-        self, logits: Tensor, text: Tensor, drafted: Sequence[Tensor], wants_law: bool = False
-    ) -> tuple[Tensor, Tensor, Tensor]:
+        self, logits: Tensor, text: Tensor, drafted: Sequence[Tensor], wants_q: bool = False
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
         """Choose the next tokens by their raw logits ``(B, n, V)``: several where no processor reads the text.
 
-        Return the tokens ``(B, n)``, the logits of q ``(B, n, V)``, and q where it is needed, else these logits.
+        Return the tokens ``(B, n)``, the logits of q ``(B, n, V)`` and, where it is wanted, each token's q ``(B, n)``.
         """
         if self._never is not None:
             logits = logits.index_fill(-1, self._never.to(logits.device), NEVER)
         if self.processors:
             text = torch.cat([text, *drafted], dim=-1) if self.reads_text else text
             logits = process(self.processors, text, logits)
-        law = logits.softmax(-1) if self.do_sample or wants_law else logits
-        return self.randomness.categorical(law) if self.do_sample else logits.argmax(-1), logits, law
+        tokens = self.randomness.categorical(logits.softmax(-1)) if self.do_sample else logits.argmax(-1)
+        if not wants_q:
+            return tokens, logits, None
+        return tokens, logits, (logits.gather(-1, tokens[..., None])[..., 0] - logits.logsumexp(-1)).exp()
 
 
 class SourceDrafter(Drafter):
@@ -202,13 +204,13 @@ class ChainDrafter(SourceDrafter):
             late = looks_late(ids.device)
             stop.begin()
         for _ in range(n):
-            unread, logits, law = self.sampler(source.logits(unread), ids, tokens, stop is not None)
+            unread, logits, q = self.sampler(source.logits(unread), ids, tokens, stop is not None)
             tokens.append(unread)
             scores.append(logits)
             if source.hidden is not None:
                 states.append(source.hidden)
             if stop is not None:
-                looks.append(Look(stop.goes_on(law, unread)))
+                looks.append(Look(stop.goes_on(q)))
                 if len(looks) > late:
                     sure.append(looks[len(sure)].tolist())
                 if sure and not any(map(all, zip(*sure, strict=True))):
@@ -246,12 +248,12 @@ class BlockDrafter(ChainDrafter):
         for part in logits.split(1, dim=1) if one_by_one else [logits]:
             chosen.append(self.sampler(part, ids, tokens, stop is not None))
             tokens.append(chosen[-1][0])
-        tokens, logits, laws = (torch.cat(x, dim=1) for x in zip(*chosen, strict=True))
+        _, parts, qs = zip(*chosen, strict=True)
+        tokens, logits = torch.cat(tokens, dim=1), torch.cat(parts, dim=1)
         if stop is None:
             return tokens, logits, None, ()
         stop.begin()
-        pairs = zip(laws.split(1, dim=1), tokens.split(1, dim=1), strict=True)
-        sure = torch.stack([stop.goes_on(law, token) for law, token in pairs]).tolist()
+        sure = torch.stack([stop.goes_on(q) for q in torch.cat(qs, dim=1).split(1, dim=1)]).tolist()
         n = max((row.index(False) + 1 if False in row else n) for row in zip(*sure, strict=True))
         return tokens[:, :n], logits[:, :n], None, sure[:n]
 

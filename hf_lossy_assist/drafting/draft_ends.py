@@ -75,8 +75,8 @@ class DraftStop(ABC):
         return
 
     @abstractmethod
-    def goes_on(self, q: Tensor, token: Tensor) -> Tensor:
-        """Return ``(B,)`` whether each row drafts on; ``token`` ``(B, 1)`` was drawn from ``q`` ``(B, 1, V)``."""
+    def goes_on(self, q: Tensor) -> Tensor:
+        """Return ``(B,)`` whether each row drafts on after a token with the probability ``q`` ``(B, 1)``."""
 
 
 def _check(setting: str, value: object, low: float, high: float) -> None:
@@ -94,8 +94,8 @@ class ConfidenceStop(DraftStop):
     def __post_init__(self) -> None:
         _check("threshold", self.threshold, 0, 1)
 
-    def goes_on(self, q: Tensor, token: Tensor) -> Tensor:
-        return (q.gather(-1, token[..., None]) >= self.threshold).flatten()
+    def goes_on(self, q: Tensor) -> Tensor:
+        return (q >= self.threshold)[:, 0]
 
 
 @dataclass
@@ -116,9 +116,8 @@ class AcceptanceStop(DraftStop):
     def begin(self) -> None:
         self._all = None
 
-    def goes_on(self, q: Tensor, token: Tensor) -> Tensor:
-        accepted = q.gather(-1, token[..., None]).flatten()
-        self._all = accepted if self._all is None else self._all * accepted
+    def goes_on(self, q: Tensor) -> Tensor:
+        self._all = q[:, 0] if self._all is None else self._all * q[:, 0]
         return 1 - self._all <= self.threshold
 
 
