@@ -121,15 +121,6 @@ def read_manifest(folder: Path, command: str, kinds: Mapping[str, Any], argument
     return manifest
 
 
-def refuse(folder: Path, found: list[str]) -> None:
-    """Raise if ``found`` names a difference to the plan of a folder's data."""
-    if found:
-        raise LossyValueError(
-            f"`out` has to be a new folder or hold data of the same settings, but in {str(folder)!r} "
-            f"{'; '.join(found)}; choose another folder"
-        )
-
-
 def write_json(path: Path, value: Any) -> None:
     """Write a JSON file as :func:`write_whole` does."""
     write_whole(path, (json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode())

@@ -18,8 +18,8 @@ from typing import Any, ClassVar, Generic, TypeVar
 import numpy as np
 from safetensors.numpy import load, save
 
-from ..errors import LossyValueError, brief, warn
-from .folder import MANIFEST, append_lines, folder_lock, read_lines, read_manifest, refuse, write_json, write_whole
+from ..errors import LossyValueError, warn
+from .folder import MANIFEST, append_lines, folder_lock, read_lines, read_manifest, write_json, write_whole
 
 Row = TypeVar("Row")
 _ARRAYS, _RUNS = "arrays", "runs"
@@ -168,30 +168,27 @@ class Records(Generic[Row]):
                 old, new = before.get(name), plan.get(name)
                 if name == _RUNS:
                     plan[name] = [*old, *new]
-                elif name in self.growing and isinstance(old, dict):
-                    found += _changes({k: old[k] for k in old.keys() & new.keys()}, new, name)
+                elif isinstance(old, dict) and isinstance(new, dict):
+                    keys = old.keys() & new.keys() if name in self.growing else old.keys() | new.keys()
+                    found += [
+                        f"`{key}` of `{name}` was {old.get(key)!r} and is {new.get(key)!r}"
+                        for key in sorted(keys)
+                        if old.get(key) != new.get(key)
+                    ]
                     plan[name] = {**old, **new}
                 elif name in self.growing:
-                    other = any(a != b for a, b in zip(old, new, strict=False))
-                    found += [f"the {name} are other ones"] * other
+                    found += [f"the {name} are other ones"] * any(a != b for a, b in zip(old, new, strict=False))
                     plan[name] = max(old, new, key=len)
-                elif isinstance(old, dict) and isinstance(new, dict):
-                    found += _changes({**dict.fromkeys(new), **old}, {**dict.fromkeys(old), **new}, name)
                 elif old != new:
-                    found.append(f"`{name:.99}` was {brief(old)} and is {brief(new)}")
-            refuse(self.folder, found)
+                    found.append(f"`{name}` was {old!r} and is {new!r}")
+            if found:
+                raise LossyValueError(
+                    f"`out` has to be a new folder or hold data of the same settings, but in {str(self.folder)!r} "
+                    f"{'; '.join(found)}; choose another folder"
+                )
         elif (self.folder / self.file).exists():
             raise LossyValueError(
                 f"`out` has to be a new folder, but {str(self.folder)!r} has a {self.file} without a {MANIFEST}"
             )
         self.write(MANIFEST, plan)
         return plan
-
-
-def _changes(before: Mapping[str, Any], now: Mapping[str, Any], whole: str) -> list[str]:
-    """Return a sentence for each value of ``before`` that is another one now."""
-    return [
-        f"`{name:.99}` of `{whole}` was {brief(old)} and is {brief(now[name])}"
-        for name, old in before.items()
-        if old != now[name]
-    ]
