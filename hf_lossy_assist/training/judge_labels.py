@@ -16,8 +16,8 @@ from ..errors import LossyValueError
 from ..models.quantised import quantize_draft
 from ..models.reading import CachedText, read_text, remembered, variant_states
 from ..values import ONE_OR_MORE, POSITIVE, Rule, or_none
-from .label_folder import FAILED, MINED, SKIPPED
-from .labelling import Labelling, Labels, PromptResult
+from .label_folder import FAILED, MINED, SKIPPED, Labelled, PromptLabels
+from .labelling import Labelling, Labels
 from .search import Chosen, Mismatch, Searched, Searches
 from .writing import ApiWriter, LocalWriter, Prompt, Writer
 
@@ -84,12 +84,12 @@ class JudgeMiner:
     models: Mapping[str, PreTrainedModel]
     _read: dict[str, CachedText] = field(default_factory=dict)  # the first prompt, by role
 
-    def outcomes(self, prompts: Iterable[Prompt]) -> Iterator[PromptResult]:
+    def outcomes(self, prompts: Iterable[Prompt]) -> Iterator[Labelled]:
         """Label every prompt, and yield each as soon as it is finished, in any order."""
         for searched in self.searches.run(prompts):
             yield self._outcome(searched)
 
-    def _outcome(self, searched: Searched) -> PromptResult:
+    def _outcome(self, searched: Searched) -> Labelled:
         found = searched.found
         columns = {
             "answer": found and found.answer,
@@ -103,11 +103,11 @@ class JudgeMiner:
         }
         if found is None:
             error = f"{type(searched.error).__name__}: {searched.error}"
-            return PromptResult(searched.prompt, FAILED, columns, error=error)
+            return PromptLabels.of(searched.prompt, FAILED, columns, error), {}
         if found.skipped:
-            return PromptResult(searched.prompt, SKIPPED, columns, error=found.skipped)
+            return PromptLabels.of(searched.prompt, SKIPPED, columns, found.skipped), {}
         tokens = self._tokens(searched.prompt, found.last, found.mismatches) if found.mismatches else {}
-        return PromptResult(searched.prompt, MINED, columns, tokens)
+        return PromptLabels.of(searched.prompt, MINED, columns), tokens
 
     def _tokens(self, prompt: Prompt, response: Sequence[int], mismatches: Sequence[Mismatch]) -> dict[str, np.ndarray]:
         columns = {}

@@ -6,13 +6,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import NoneType
-from typing import Any
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
 from ..errors import LossyValueError
 from ..store.records import Records
 from ..values import Checked, Count, Text
+
+if TYPE_CHECKING:
+    from .writing import Prompt
 
 MINED, SKIPPED, FAILED = "mined", "skipped", "failed"
 
@@ -31,6 +34,16 @@ class PromptLabels(Checked):
     prompt: Text = ""
     prompt_tokens: tuple[int, ...] = ()
     columns: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of(
+        cls, prompt: Prompt, status: str, columns: Mapping[str, Any] | None = None, error: str | None = None
+    ) -> Self:
+        return cls(prompt.id, status, error, prompt.example.prompt, prompt.tokens, columns or {})
+
+
+Labelled = tuple[PromptLabels, Mapping[str, np.ndarray]]
+"""A finished prompt, with the columns ``(n, …)`` of its tokens."""
 
 
 class LabelFolder(Records[PromptLabels]):

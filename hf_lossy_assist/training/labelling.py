@@ -5,14 +5,13 @@ from __future__ import annotations
 import hashlib
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
-import numpy as np
 from transformers import PreTrainedModel
 
 from ..compat.inputs import ending_tokens
@@ -30,22 +29,6 @@ from .writing import Prompt, ResponseLimits
 
 MOST_FAILURES = 10
 """So many prompts may fail before any succeeds; then the task is at fault."""
-
-
-@dataclass(frozen=True)
-class PromptResult:
-    """A finished prompt: its :class:`.label_folder.PromptLabels`, with the columns ``(n, …)`` of its tokens."""
-
-    prompt: Prompt
-    status: str
-    columns: Mapping[str, Any]
-    tokens: Mapping[str, np.ndarray] = field(default_factory=dict)
-    error: str | None = None
-
-
-class Miner(Protocol):
-    def outcomes(self, prompts: Iterable[Prompt]) -> Iterator[PromptResult]:
-        """Label every prompt, and yield each as soon as it is finished, in any order."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +53,8 @@ class Labels(Checked, ABC):
         return {name: value for name, value in asdict(self).items() if name not in (*self.free, "temperature")}
 
     @abstractmethod
-    def miner(self, labelling: Labelling) -> Miner: ...
+    def miner(self, labelling: Labelling) -> Any:
+        """Return what labels prompts: its ``outcomes(prompts)`` are :data:`.label_folder.Labelled`, in any order."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -230,20 +214,18 @@ def mine(
         store = LabelFolder(out, {**labelling.record(), "runs": [dict(provenance or {})]})
         prompts = labelling.prompts([id for id in store.done() if store[id].status != FAILED])
         asked = [(prompt, labelling.refusal(prompt)) for prompt in prompts]
-        skipped = [PromptResult(prompt, SKIPPED, {}, error=reason) for prompt, reason in asked if reason is not None]
+        skipped = [
+            (PromptLabels.of(prompt, SKIPPED, error=reason), {}) for prompt, reason in asked if reason is not None
+        ]
         results = chain(skipped, miner.outcomes([prompt for prompt, reason in asked if reason is None]))
         rows: list[PromptLabels] = []
-        for result in track(results, total=len(prompts), what="mining"):
-            prompt = result.prompt
-            row = PromptLabels(
-                prompt.id, result.status, result.error, prompt.example.prompt, prompt.tokens, result.columns
-            )
-            store.add(row, **result.tokens)
+        for row, tokens in track(results, total=len(prompts), what="mining"):
+            store.add(row, **tokens)
             rows.append(row)
             tried = len(rows) - len(skipped)
             if tried == MOST_FAILURES and all(row.status == FAILED for row in rows[-tried:]):
                 raise LossyValueError(
                     f"`task` has to judge responses, but {labelling.pair.task.name!r} failed at each of the first "
-                    f"{MOST_FAILURES} prompts, at last with {result.error}"
+                    f"{MOST_FAILURES} prompts, at last with {row.error}"
                 )
     return rows

@@ -19,8 +19,8 @@ from transformers import PreTrainedModel
 from ..models.reading import CachedText, read_text, remembered, variant_states
 from ..values import ONE_OR_MORE, POSITIVE
 from .choice import Choice, GumbelMax, Ids
-from .label_folder import MINED, SKIPPED
-from .labelling import Labelling, Labels, PromptResult
+from .label_folder import MINED, SKIPPED, Labelled, PromptLabels
+from .labelling import Labelling, Labels
 from .row_batch import RowBatch
 from .writing import Prompt, ResponseLimits
 
@@ -123,7 +123,7 @@ class RatioMiner:
     slots: int = 16
     rows_per_kind: int = 8
 
-    def outcomes(self, prompts: Iterable[Prompt]) -> Iterator[PromptResult]:
+    def outcomes(self, prompts: Iterable[Prompt]) -> Iterator[Labelled]:
         source = iter(prompts)
         written = {kind: authors for kind, authors in KINDS.items() if authors}
         while batch := list(islice(source, self.slots)):
@@ -141,17 +141,15 @@ class RatioMiner:
                 memories = {role: memory[prompt.tokens] for role, memory in known.items()}
                 yield self._outcome(prompt, {kind: next(texts) for kind in written}, memories)
 
-    def _outcome(
-        self, prompt: Prompt, continuations: Mapping[str, Ids], known: Mapping[str, CachedText]
-    ) -> PromptResult:
+    def _outcome(self, prompt: Prompt, continuations: Mapping[str, Ids], known: Mapping[str, CachedText]) -> Labelled:
         # No token comes after an EOS.
         ends = self.limits.ends
         continuations = {kind: text[:-1] if ends(text[-1]) else text for kind, text in continuations.items()}
         if not all(continuations.values()):
-            return PromptResult(prompt, SKIPPED, {"rows": 0}, error="a continuation is empty")
+            return PromptLabels.of(prompt, SKIPPED, {"rows": 0}, "a continuation is empty"), {}
         parts = [self._rows(prompt, kind, continuations.get(kind, ()), known) for kind in KINDS]
         tokens = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
-        return PromptResult(prompt, MINED, {"rows": len(tokens["index"])}, tokens)
+        return PromptLabels.of(prompt, MINED, {"rows": len(tokens["index"])}), tokens
 
     @torch.inference_mode()
     def _rows(

@@ -70,18 +70,20 @@ def test_what_prompts_have_in_common_is_read_once():
     miner = judge(parts, slots=1)
     alone = {}
     for prompt in prompts:
-        (alone[prompt.id],) = judge(parts, slots=1).outcomes([prompt])
+        ((row, tokens),) = judge(parts, slots=1).outcomes([prompt])
+        alone[prompt.id] = row.columns["last_response"], tokens
     handles = [
         model.register_forward_pre_hook(lambda module, args, kwargs: read.append(kwargs["input_ids"]), with_kwargs=True)
         for model in (parts.target, parts.draft)
     ]
-    together = {one.prompt.id: one for one in miner.outcomes(prompts)}
+    together = list(miner.outcomes(prompts))
     for handle in handles:
         handle.remove()
     begins = [ids for ids in read if tuple(ids[0, :4].tolist()) == shared]
     # Once by the target as it writes and by both as their states are read; the draft's choices are read once.
     assert len(begins) == 4
-    for i, outcome in together.items():
-        assert outcome.columns["last_response"] == alone[i].columns["last_response"]
-        for name, values in outcome.tokens.items():
-            np.testing.assert_allclose(values, alone[i].tokens[name], atol=1e-5)
+    for row, tokens in together:
+        response, wanted = alone[row.id]
+        assert row.columns["last_response"] == response
+        for name, values in tokens.items():
+            np.testing.assert_allclose(values, wanted[name], atol=1e-5)

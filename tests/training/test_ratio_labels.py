@@ -57,9 +57,8 @@ def test_rows_are_those_of_one_text_each(architecture, monkeypatch):
     parts = tiny_parts(architecture, seed=3)
     parts.target.generation_config.eos_token_id = None
     (prompt,) = parts.prompts(1)
-    (outcome,) = miner(parts).outcomes([prompt])
+    ((outcome, rows),) = miner(parts).outcomes([prompt])
     assert outcome.status == "mined"
-    rows = outcome.tokens
     kinds = [[*KINDS][kind] for kind in rows["kind"]]
     assert Counter(kinds) == dict.fromkeys(KINDS, 4)
     texts = {"prompt": ()} | {"+".join(continuation.authors): text for continuation, text in written}
@@ -80,10 +79,9 @@ def test_a_prompt_gives_the_same_rows_in_every_batch():
     prompts = parts.prompts(5)
 
     def rows(slots, choice=CHOICE):
-        found = {one.prompt.id: one for one in miner(parts, slots, choice=choice).outcomes(prompts)}
         return {
-            i: (one.status, [list(one.tokens.get(name, ())) for name in ("kind", "index", "token")])
-            for i, one in found.items()
+            one.id: (one.status, [list(tokens.get(name, ())) for name in ("kind", "index", "token")])
+            for one, tokens in miner(parts, slots, choice=choice).outcomes(prompts)
         }
 
     assert rows(1) == rows(3) == rows(16)
@@ -106,13 +104,13 @@ def test_tokens_are_the_drafts_and_continuations_their_authors(monkeypatch):
     parts = constants()
     rows = RatioMiner(parts.target, parts.draft, limits, GumbelMax(0), slots=20, rows_per_kind=10)
     prompts = [Prompt(i, Example("", ""), (i % 6, i % 5)) for i in range(60)]
-    outcomes = list(rows.outcomes(prompts))
+    outcomes = [tokens for _, tokens in rows.outcomes(prompts)]
     for kind in range(len(KINDS)):
-        tokens = np.concatenate([one.tokens["token"][one.tokens["kind"] == kind] for one in outcomes])
+        tokens = np.concatenate([one["token"][one["kind"] == kind] for one in outcomes])
         assert len(tokens) == 600
         assert stats.chisquare(np.bincount(tokens, minlength=6), 600 * np.array(Q)).pvalue > 1e-4
-    p = np.concatenate([one.tokens["p"] for one in outcomes])
-    tokens = np.concatenate([one.tokens["token"] for one in outcomes])
+    p = np.concatenate([one["p"] for one in outcomes])
+    tokens = np.concatenate([one["token"] for one in outcomes])
     np.testing.assert_allclose(p, np.array(P)[tokens], rtol=1e-4)
     laws = {("draft",): Q, ("target",): P, ("draft", "target"): (np.array(P) + np.array(Q)) / 2}
     for authors, expected in laws.items():
@@ -165,13 +163,13 @@ def test_mixed_texts_are_written_as_if_alone(architecture):
 def test_a_text_that_ends_at_once_gives_no_rows():
     parts = constants()
     rows = RatioMiner(parts.target, parts.draft, ResponseLimits(frozenset(range(6)), 10), CHOICE, 2, 3)
-    (outcome,) = rows.outcomes([Prompt(0, Example("", ""), (1, 2))])
+    ((outcome, _),) = rows.outcomes([Prompt(0, Example("", ""), (1, 2))])
     assert (outcome.status, outcome.error) == ("skipped", "a continuation is empty")
 
 
 def test_short_continuations_are_used_more_than_once():
     parts = constants()
     rows = RatioMiner(parts.target, parts.draft, ResponseLimits(frozenset(), 3), CHOICE, 2, 8)
-    (outcome,) = rows.outcomes([Prompt(0, Example("", ""), (1, 2))])
-    assert Counter(outcome.tokens["kind"].tolist()) == dict.fromkeys(range(4), 8)
-    assert set(outcome.tokens["index"][outcome.tokens["kind"] == [*KINDS].index("draft")].tolist()) <= {1, 2, 3}
+    ((_, tokens),) = rows.outcomes([Prompt(0, Example("", ""), (1, 2))])
+    assert Counter(tokens["kind"].tolist()) == dict.fromkeys(range(4), 8)
+    assert set(tokens["index"][tokens["kind"] == [*KINDS].index("draft")].tolist()) <= {1, 2, 3}
