@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from transformers import AutoConfig, PretrainedConfig, Qwen3Config
+from transformers import PretrainedConfig, Qwen3Config
 
 from ..errors import LossyUnsupportedError, LossyValueError, brief
 from ..values import BOOL, COUNT, POSITIVE, bounded
@@ -80,14 +80,9 @@ class DFlashConfig(StateHeadConfig):
             cls.check_values(
                 values, ("transformer_layer_config", "draft_vocab_size", "block_size", "mask_token_id", _LAYERS)
             )
-            kind = values["transformer_layer_config"].get("model_type", "qwen3")
-            if kind not in ("llama", "qwen3"):
-                raise LossyUnsupportedError(
-                    f"a DFlash head has to have layers of 'qwen3' or 'llama', not {brief(kind)}; pass another head"
-                )
             two_sided = False if values.get("sliding_window_non_causal") else None
             own = {"is_causal": two_sided} | cls._own(values)
-            return cls.of_speculators(values, type(AutoConfig.for_model(kind)), _LAYERS, **own)
+            return cls.of_speculators(values, _LAYERS, **own)
         nested = values.get("dflash_config", {})
         values = {**values, **nested} if isinstance(nested, Mapping) else values
         cls.check_values(values, ("hidden_size", "block_size", "mask_token_id", "target_layer_ids"))

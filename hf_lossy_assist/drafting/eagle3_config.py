@@ -6,14 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from transformers import AutoConfig, LlamaConfig
+from transformers import LlamaConfig
 
 from ..errors import LossyUnsupportedError, LossyValueError, brief
 from ..values import BOOL
-from .state_config import LAYERS, StateHeadConfig, architecture, or_null
-
-LAYER_TYPES = ("llama", "qwen3")
-"""Kinds of decoder layers that a head can have."""
+from .state_config import LAYER_TYPES, LAYERS, StateHeadConfig, architecture, or_null
 
 _FLAGS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
 _LAYERS = "eagle_aux_hidden_state_layer_ids"
@@ -63,13 +60,7 @@ class Eagle3Config(StateHeadConfig):
             cls.check_values(values, ("hidden_size", "vocab_size"))
             return cls._of_eagle(values)
         cls.check_values(values, ("transformer_layer_config", "draft_vocab_size"))
-        kind = values["transformer_layer_config"].get("model_type", "qwen3")
-        if kind not in LAYER_TYPES:
-            raise LossyUnsupportedError(
-                f"an EAGLE-3 head has to have layers of {list(LAYER_TYPES)}, not {kind!r}; pass another head"
-            )
-        flags = {name: bool(values.get(name, False)) for name in _FLAGS}
-        return cls.of_speculators(values, type(AutoConfig.for_model(kind)), _LAYERS, **flags)
+        return cls.of_speculators(values, _LAYERS, **{name: bool(values.get(name, False)) for name in _FLAGS})
 
     @classmethod
     def _of_eagle(cls, values: Mapping[str, Any]) -> Eagle3Config:

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar, Self
 
-from transformers import PretrainedConfig, PreTrainedModel
+from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
 
 from ..compat.models import versions_of
-from ..errors import LossyUnsupportedError, LossyValueError
+from ..errors import LossyUnsupportedError, LossyValueError, brief
 from ..values import SIZE, Rule, bounded, or_none
 from .vocabulary import MOST_PADDING
 
@@ -19,6 +19,9 @@ _OF_THE_HEAD = {
     "torch_dtype",
 }  # fmt: skip
 
+
+LAYER_TYPES = ("llama", "qwen3")
+"""Kinds of decoder layers that a head can have."""
 
 or_null = partial(or_none, none="null")
 
@@ -106,9 +109,14 @@ class StateHeadConfig:
             raise LossyValueError(f"the configuration of {cls.title} lacks {missing}; save or download it again")
 
     @classmethod
-    def of_speculators(cls, values: Mapping[str, Any], kind: type[PretrainedConfig], layers: str, **own: Any) -> Self:
+    def of_speculators(cls, values: Mapping[str, Any], layers: str, **own: Any) -> Self:
         """Read what every head in the format of speculators has; ``layers`` is where the states' numbers stand."""
-        layer = cls.layer_config(kind, values["transformer_layer_config"])
+        kind = values["transformer_layer_config"].get("model_type", "qwen3")
+        if kind not in LAYER_TYPES:
+            raise LossyUnsupportedError(
+                f"{cls.title} has to have layers of {list(LAYER_TYPES)}, not {brief(kind)}; pass another head"
+            )
+        layer = cls.layer_config(type(AutoConfig.for_model(kind)), values["transformer_layer_config"])
         verifier = (values.get("speculators_config") or {}).get("verifier") or {}
         return cls(
             layer=layer,

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from hf_lossy_assist import DFlash, LossyError, LossyUnsupportedError, LossyValueError
+from hf_lossy_assist import DFlash, LossyUnsupportedError, LossyValueError
 from hf_lossy_assist.drafting.dflash_config import DFlashConfig
 from tests.dflash_heads import BLOCK, SLIDING, published_values, random_dflash, trained_pair, write_published
 from tests.drafting.uncached import dflash_logits
@@ -168,30 +168,6 @@ REFUSED = {
 def test_configurations_that_are_none_of_a_head_or_of_another_kind(values, kind, said, tmp_path):
     with pytest.raises(kind, match=said):
         DFlash.from_pretrained(write_published(random_dflash(), tmp_path, values))
-
-
-STRANGE = (None, True, 0, -1, 3, LARGEST + 1, 2**63, 0.5, float("nan"), "", "x", [], [None], {}, {"rope_type": "yarn"})
-
-
-def test_a_value_of_another_type_is_our_error(tmp_path):
-    head = random_dflash()
-    folder = write_published(head, tmp_path)
-    values = published_values(head)
-    outcomes = {True: 0, False: 0}
-    places = [(name,) for name in values] + [("dflash_config", name) for name in values["dflash_config"]]
-    for *above, name in places:
-        for value in STRANGE:
-            changed = json.loads(json.dumps(values))
-            (changed[above[0]] if above else changed)[name] = value
-            (folder / "config.json").write_text(json.dumps(changed))
-            try:
-                DFlash.from_pretrained(folder).check(tiny("llama"))
-            except LossyError:
-                outcomes[False] += 1
-            else:
-                outcomes[True] += 1
-    assert outcomes[False] > 120, outcomes
-    assert outcomes[True] > 60, outcomes
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Folders of EAGLE-3 heads that are damaged or made to do harm: our error, before any memory is taken for weights."""
+"""Folders of heads that are damaged or made to do harm: our error, before any memory is taken for weights."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 import torch
 
-from hf_lossy_assist import LossyError, LossyValueError
+from hf_lossy_assist import DFlash, LossyError, LossyValueError
 from hf_lossy_assist.drafting.eagle3 import Eagle3
+from tests.dflash_heads import random_dflash, write_published
 from tests.eagle3_heads import random_head, write_legacy
 from tests.tiny_models import tiny
 
@@ -21,10 +22,12 @@ STRANGE = (
     float("inf"), "", "x", "llama", [], [None], [1], {}, {"a": {"b": 1}}, {"rope_type": "yarn"}, {"rope_type": 3},
     {"rope_type": "default"}, {"rope_type": "linear", "rope_theta": 1e4, "factor": "x"}, {"full_attention": {}},
 )  # fmt: skip
-NESTED = ("transformer_layer_config", "speculators_config", "eagle_config")
+NESTED = ("transformer_layer_config", "speculators_config", "eagle_config", "dflash_config")
 
 
 def written(folder: Path, kind: str) -> Path:
+    if kind == "dflash":
+        return write_published(random_dflash(), folder)
     head = random_head(target_layers=(0, 1, 2), target_name="org/target")
     if kind == "speculators":
         head.save_pretrained(folder)
@@ -44,7 +47,7 @@ def changed(values: dict[str, Any], place: tuple[str, ...], value: Any) -> str:
     return json.dumps(values)
 
 
-@pytest.mark.parametrize("kind", ["speculators", "specforge", "safeailab"])
+@pytest.mark.parametrize("kind", ["speculators", "specforge", "safeailab", "dflash"])
 def test_a_value_of_another_type_is_named(tmp_path: Path, kind: str):
     folder = written(tmp_path, kind)
     values = json.loads((folder / "config.json").read_text())
@@ -53,15 +56,16 @@ def test_a_value_of_another_type_is_named(tmp_path: Path, kind: str):
         for value in STRANGE:
             (folder / "config.json").write_text(changed(values, place, value))
             try:
-                head = Eagle3.from_pretrained(folder)
+                head = (DFlash if kind == "dflash" else Eagle3).from_pretrained(folder)
                 if kind != "safeailab":  # these read the usual three states, of deeper targets
                     head.check(tiny("llama"))
             except LossyError as error:
                 said = str(error)  # of transformers it may be words for an argument
                 named = place[-1] in said or place[-1].removeprefix("num_").replace("_", " ") in said
                 # Another value that is possible gives other weights than the file's, or is another target's.
-                other = ("weights than", "trained for", "no EAGLE-3 head", "drafts the token", "to have layers of")
-                assert named or any(x in said for x in other), said
+                other = ("weights than", "trained for", "is no", "drafts the token", "to have layers of")
+                emptied = place == ("dflash_config",) and "lacks" in said
+                assert named or emptied or any(x in said for x in other), said
                 outcomes[False] += 1
             else:
                 outcomes[True] += 1
