@@ -68,14 +68,13 @@ def test_masks_that_are_one_tensor_arrive_under_each_of_their_names():
     assert row == RowDecision(2, 1, [5, 9], False, [True, False], {"a": [True, False], "b": [False, True]})
 
 
-def test_an_empty_draft_and_texts_after_a_commit():
+def test_an_empty_draft_and_the_width_after_a_commit():
     ids = torch.tensor([[0, 3, 4], [5, 6, 7]])
     draft = Draft.empty(ids)
     assert draft.tokens.shape == (2, 0)
     extended = torch.cat([ids, torch.tensor([[8, 9], [10, 11]])], dim=1)
     commit = Commit(extended, 3, 1, (1, 0), (2, 1), (0, 1), (1, 0), None)
     assert commit.width == 5
-    assert [commit.text(i).tolist() for i in range(2)] == [[[3, 4, 8, 9]], [[5, 6, 7, 10]]]
 
 
 def test_replaced_logits_count_after_every_token_of_a_chain():
