@@ -206,7 +206,8 @@ class ChainDrafter(SourceDrafter):
         for _ in range(n):
             unread, logits, q = self.sampler(source.logits(unread), ids, tokens, stop is not None)
             tokens.append(unread)
-            scores.append(logits)
+            if self.keep_logits:
+                scores.append(logits)
             if source.hidden is not None:
                 states.append(source.hidden)
             if stop is not None:
@@ -217,7 +218,7 @@ class ChainDrafter(SourceDrafter):
                     for of_token in (tokens, scores, states):
                         del of_token[len(sure) :]  # drafted before the look
                     break
-        logits = torch.cat(scores, dim=1) if self.keep_logits else None
+        logits = torch.cat(scores, dim=1) if scores else None
         hidden = torch.cat(states, dim=1).to(ids.device) if states else None
         return torch.cat(tokens, dim=-1), logits, hidden, sure
 

@@ -10,6 +10,7 @@ import torch
 
 from hf_lossy_assist import LossyUnsupportedError, LossyValueError
 from hf_lossy_assist.compat.probe import ask
+from hf_lossy_assist.drafting.model import ModelSource, draft_runner
 from tests.architectures import family
 from tests.parity import assert_same_rows
 from tests.tiny_models import noisy_copy, padded, prompt, tiny
@@ -81,6 +82,16 @@ def test_states_of_a_chunked_prompt_are_those_of_its_last_chunk(name: str, chunk
     assert ours.sequences.equal(plain.sequences)
     for own, expected in zip(ours.hidden_states, plain.hidden_states, strict=True):
         torch.testing.assert_close(own, expected, atol=1e-4, rtol=1e-4)
+
+
+@torch.no_grad()
+def test_a_draft_s_state_is_that_at_the_end_of_all_chunks():
+    draft, ids = tiny(), prompt(40)
+    source = ModelSource(draft_runner(draft), keep_hidden=True)
+    source.runner.chunk = 16
+    source.logits(source.begin(ids))
+    expected = draft(ids, output_hidden_states=True).hidden_states[-1][:, -1:]
+    torch.testing.assert_close(source.hidden, expected, atol=1e-5, rtol=1e-5)
 
 
 def test_what_can_not_be_split_is_refused():
