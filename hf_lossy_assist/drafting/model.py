@@ -63,14 +63,14 @@ def draft_runner(
     carried: dict[str, Any] = {cache_name(model): new_cache(model), "use_cache": True}
     if forward_accepts(model, "logits_to_keep"):
         carried["logits_to_keep"] = 1
-    length, kind, device = 0, DraftForwardInputs, device_of(model)
+    length, kind = 0, DraftForwardInputs
     if inputs is None and keeps_positions(model):
-        length, carried["position_ids"] = 1, torch.zeros(1, 1, dtype=torch.long, device=device)
+        length, carried["position_ids"] = 1, torch.zeros(1, 1, dtype=torch.long, device=device_of(model))
     if inputs is not None:
         carried |= inputs.carried
         length, kind = inputs.length, ForwardInputs
     elif mask is not None and not bool(mask.all()):  # else models would ask in every forward
-        mask = mask.to(device)
+        mask = mask.to(device_of(model))
         length = mask.shape[1]
         carried["attention_mask"] = mask
         if forward_accepts(model, "position_ids"):
