@@ -124,3 +124,17 @@ def test_ties_go_to_the_same_token_among_candidates(seed: int):
     assert tied.any()
     full, few = (DropMatch(candidates=c)._compare(v, do_sample=False)[2] for c in (None, 250))
     assert full.tolist() == few.tolist()
+
+
+def test_votes_are_drawn_where_tokens_are():
+    """One head and a draft far from it: x is kept as often as the head draws it, or always and never, greedily."""
+    rows, law = 4_000, torch.tensor([0.6, 0.4]).log()
+    paths, draft = law.expand(rows, 1, 1, 2), torch.tensor([0.01, 0.99]).log().expand(rows, 1, 2)
+    for x, share in enumerate((0.6, 0.4)):
+        for do_sample, expected in ((True, share), (False, float(x == 0))):
+            v = Verification(
+                torch.full((rows, 1), x), law.expand(rows, 2, 2), draft, do_sample, Randomness(0),
+                dropped_logits=paths, centroid_logits=paths[:, 0],
+            )  # fmt: skip
+            kept = DropMatch(num_paths=1, dropout=0.1).keep(v).float().mean().item()
+            assert abs(kept - expected) <= 4.5 * (0.24 / rows) ** 0.5 * do_sample
