@@ -30,7 +30,7 @@ def evaluate(
     """Let every mode answer the same prompts: scores with paired differences, tokens kept, and speed [lab].
 
     A task's answers are scored; other prompts, of --data, are only timed. OUT
-    gets results.jsonl (a line per prompt and mode) and summary.json.
+    gets results.jsonl (a line per prompt and mode), summary.json and plot.png.
     `accelerate launch -m hf_lossy_assist evaluate …` splits the prompts over
     processes.
     """

@@ -85,7 +85,7 @@ def evaluate(
     clock
         ``"wall"``, or ``"cpu"``: this process's computing time, in one thread, which other load does not change.
     out
-        A folder for ``results.jsonl`` and ``summary.json``; an interrupted run continues there.
+        A folder for ``results.jsonl``, ``summary.json`` and ``plot.png``; an interrupted run continues there.
 
     Returns
     -------

@@ -1,9 +1,11 @@
-"""The result of an evaluation: scores, lengths and speeds of every mode, also by category, as tables."""
+"""The result of an evaluation: scores, lengths and speeds of every mode, also by category, as tables and a plot."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import cycle
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -75,10 +77,11 @@ class EvaluationResult:
         return [each for each in made if each is not None]
 
     def save(self, store: AnswerStore) -> None:
-        """Write ``summary.json`` with an entry per mode, and perhaps ``categories.json``."""
+        """Write ``summary.json`` with an entry per mode, ``plot.png``, and perhaps ``categories.json``."""
         store.write("summary.json", {label: row.entry for label, row in self.modes.items()})
         if self.kinds:
             store.write("categories.json", [asdict(kind) for kind in self.kinds])
+        plot_scores(list(self.modes.values()), store.folder / "plot.png")
 
 
 Rows = Sequence[ModeScore]
@@ -146,3 +149,32 @@ def kind_table(kinds: Sequence[Any]) -> NumberTable:
         "tokens\n/s": lambda kind: "" if kind.row.tokens_per_second is None else figure(kind.row.tokens_per_second),
     }
     return table(kinds, columns, "By category: tokens per call of the target, and speed")
+
+
+def plot_scores(rows: Rows, path: Path) -> None:
+    """Draw score over speed; drafted tokens kept per round over tokens per round, where that is not known."""
+    from matplotlib.figure import Figure
+
+    timed = all(row.speed is not None for row in rows)
+    scored = all(row.score is not None for row in rows)
+    drawn = Figure(figsize=(9, 5), layout="constrained")
+    axes = drawn.subplots()
+    for row, marker in zip(rows, cycle("osD^vP*X")):
+        x = (row.tokens_per_second, row.speed.least, row.speed.most) if timed else (row.tokens_per_round,) * 3
+        y = (row.mean_accepted,) * 3
+        if scored:
+            y = tuple(100 * (row.score - row.difference + end) for end in (row.difference, row.low, row.high))
+        # A single call's speed is its least and its most, but for how its seconds were added up.
+        bars = {
+            f"{name}err": [[max(0.0, value - low)], [max(0.0, high - value)]]
+            for name, (value, low, high) in (("x", x), ("y", y))
+        }
+        axes.errorbar(x[0], y[0], **bars, fmt=marker, ecolor="0.75", capsize=2, elinewidth=0.6, label=row.label)
+    axes.set(
+        xlabel="tokens per second" if timed else "tokens per round",
+        ylabel="score (%; bars: 95 % interval of the difference)" if scored else "drafted tokens kept per round",
+    )
+    if scored:
+        axes.set_ylim(top=min(101.0, axes.get_ylim()[1]))
+    drawn.legend(loc="outside right upper", fontsize=8)
+    drawn.savefig(path, dpi=130)

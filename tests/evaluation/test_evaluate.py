@@ -150,6 +150,7 @@ def test_the_folder_holds_answers_summary_and_plot(pair, whole, tmp_path):
     result = hf_lossy_assist.evaluate(pair.target, pair.draft, modes=MODES, **options)
     assert untimed(result.answers) == untimed(whole.answers)
     summary = json.loads((tmp_path / "summary.json").read_text())
+    assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
     assert list(summary) == MODES.split(",")
     for label, entry in summary.items():
         assert list(entry) == [

@@ -9,6 +9,7 @@ import pytest
 
 from hf_lossy_assist.evaluation.answers import Answer
 from hf_lossy_assist.evaluation.modes import parse_modes
+from hf_lossy_assist.evaluation.result import plot_scores
 from hf_lossy_assist.evaluation.scores import baselines_of, mode_scores
 
 BASELINES = {"plain": ["plain"], "stock": ["stock@3", "stock@5"], "lossless": ["lossless@3", "lossless@5"]}
@@ -71,3 +72,12 @@ def test_baselines_are_of_this_process_and_by_the_target_s_own_law():
         "lossless": ["lossless@auto", "lossless@4"],
     }
     assert baselines_of([replace(mode, engine="vllm") for mode in modes]) == {"plain": [], "stock": [], "lossless": []}
+
+
+def test_a_call_s_speed_may_lie_beside_its_only_repeat(tmp_path):
+    """Seconds of 40 answers are added up in two orders, which differ in the last digit."""
+    row = rows([timed("plain", i, 1.0) for i in range(2)])["plain"]
+    for towards in (0.0, np.inf):
+        near = float(np.nextafter(row.speed.least, towards))
+        plot_scores([replace(row, tokens_per_second=near)], tmp_path / "plot.png")
+    assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
