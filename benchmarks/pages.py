@@ -11,7 +11,8 @@ import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
+from itertools import accumulate
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -661,6 +662,57 @@ def draw_price(path: Path) -> None:
     figure.savefig(path, dpi=100)
 
 
+_INTERVAL = re.compile(r"([+-]?[\d.]+) \(([+-]?[\d.]+) … ([+-]?[\d.]+)\)")
+_NUMBER = re.compile(r"[+-]?\d[\d.]*")
+
+
+def panels(table: str) -> tuple[list[str], dict[str, list[list[Interval]]]]:
+    """Return the names of a table's rows, and what its columns show of each: intervals, else numbers, in any number.
+
+    Examples
+    --------
+    >>> panels("| rule | n | points |\\n|---|---|---|\\n| `min_p` | 40 | -2.8 (-4.2 … -1.4) |")
+    (['min_p'], {'points': [[(-2.8, -4.2, -1.4)]]})
+    """
+    head, _, *lines = (
+        [x.strip() for x in re.sub("[`*]", "", line).strip("|").split("|")] for line in table.splitlines()
+    )
+    columns = [*zip(*lines, strict=True)]
+    names = next(i for i, x in enumerate(columns) if i and any(map(_NUMBER.match, x)))
+    filled = [list(accumulate(x, lambda before, own: own or before)) for x in columns[: max(1, names - 1)]]
+    labels = [", ".join(filter(None, x)) for x in zip(*filled, *columns[len(filled) : names], strict=True)]
+    shown = {
+        head[i]: [[tuple(map(float, x)) for x in _INTERVAL.findall(cell.partition(" = ")[0])] for cell in columns[i]]
+        for i in range(names, len(head))
+    }
+    if not any(x for column in shown.values() for x in column):
+        shown = {
+            head[i]: [[(float(x),) * 3 for x in _NUMBER.findall(cell)] for cell in columns[i]]
+            for i in range(names, len(head))
+        }
+    return labels, {name: column for name, column in shown.items() if any(column)}
+
+
+def draw_table(table: str, path: Path) -> None:
+    """Draw a page's table: a panel for each column with intervals."""
+    from matplotlib.figure import Figure
+
+    labels, shown = panels(table)
+    figure = Figure(figsize=(3 + 2.2 * len(shown), 1 + 0.3 * len(labels)), layout="constrained")
+    for axes, (name, column) in zip(
+        np.atleast_1d(figure.subplots(1, len(shown), sharey=True)), shown.items(), strict=True
+    ):
+        for place, values in enumerate(column):
+            for value, low, high in values:
+                axes.errorbar(value, place, xerr=[[value - low], [high - value]], fmt="o", color="C0", markersize=4)
+        axes.set_title(name, fontsize=8)
+        axes.set_yticks(range(len(labels)), labels, fontsize=8)
+        axes.tick_params(axis="x", labelsize=8)
+        axes.grid(axis="x", alpha=0.3)
+    axes.invert_yaxis()
+    figure.savefig(path, dpi=80)
+
+
 TABLES: Mapping[str, tuple[str, Callable[[], str]]] = {
     "README.md": ("speeds", speeds),
     "docs/results.md": ("bundled pair", bundled_pair),
@@ -681,6 +733,8 @@ TABLES: Mapping[str, tuple[str, Callable[[], str]]] = {
     "docs/results/sprinter.md": ("sprinter", sprinter),
 }
 """The table of each page, after the name of its markers."""
+PICTURES = {"which-rule": draw_rules, "price": draw_price}
+"""What is drawn on a page in place of its table."""
 
 
 def card(text: str) -> str:
@@ -717,8 +771,10 @@ def main(*configurations: str, write: bool = False) -> None:
     if write:
         for path, text in made().items():
             path.write_text(text, encoding="utf-8")
-        draw_price(ROOT / "docs" / "results" / "price.png")
-        draw_rules(ROOT / "docs" / "results" / "rules.png")
+        for page, (_, table) in TABLES.items():
+            picture = (ROOT / page).with_suffix(".png")
+            if picture.parent.name == "results":
+                PICTURES.get(picture.stem, partial(draw_table, table()))(picture)
     for each in configurations:
         name, _, run = each.partition("/")
         print(quality(name, run or None) + "\n")
