@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import doctest
+import gc
 import importlib
 import io
 import re
@@ -19,6 +20,7 @@ import torch
 from sybil import Document, Example, Region, Sybil
 from sybil.parsers.markdown import CodeBlockParser, PythonCodeBlockParser, SkipParser
 
+import hf_lossy_assist
 from docs.generator import pages, plots, roles
 from hf_lossy_assist.acceptors import REGISTRY
 from hf_lossy_assist.cli import app
@@ -81,12 +83,16 @@ SYBIL = Sybil(
 def test_examples_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
     torch.set_num_threads(1)
+    document = SYBIL.parse(page)
     with mock.patch.dict(REGISTRY):
-        for example in SYBIL.parse(page).examples():
+        for example in document.examples():
             out = io.StringIO()
             with contextlib.suppress(unittest.SkipTest), contextlib.redirect_stdout(out):
                 example.evaluate()
             example.namespace["printed"] = out.getvalue()
+    document.namespace.clear()
+    gc.collect()  # a model that a page has enabled is enabled until it is gone …
+    hf_lossy_assist.disable()  # … and `generate()` is replaced until anything is disabled
 
 
 def navigation() -> list[str]:
