@@ -126,6 +126,14 @@ def count_texts(sequences: torch.Tensor, texts: torch.Tensor) -> np.ndarray:
     return counts
 
 
+def assert_texts_have_the_law(
+    model: torch.nn.Module, prompt: list[int], sequences: torch.Tensor, k: int, tokens: int, temperature: float
+) -> None:
+    """Compare drawn ``sequences``, which begin with the prompt, with :func:`law_of_texts`: chi-square at p > 1e-4."""
+    texts, law = law_of_texts(model, prompt, k, tokens, temperature)
+    assert chi_square_p(*pooled(count_texts(sequences[:, len(prompt) :], texts), law)) > 1e-4
+
+
 class TellingLM(ConstantLM):
     """A constant model whose state also says which token it has just read, in the last V units."""
 

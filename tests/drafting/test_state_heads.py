@@ -21,7 +21,7 @@ from hf_lossy_assist.drafting.lookup_first import _Row, price_of
 from hf_lossy_assist.drafting.mtp import mtp_of
 from hf_lossy_assist.models import recurrent
 from tests import dflash_heads, eagle3_heads
-from tests.acceptors.fixtures import chi_square_p, count_texts, law_of_texts, pooled
+from tests.acceptors.fixtures import assert_texts_have_the_law
 from tests.acceptors.table import PUBLISHED, ROWS, row_id
 from tests.architectures import family
 from tests.dflash_heads import BLOCK, random_dflash, trained_dflash
@@ -156,8 +156,7 @@ def test_drawn_texts_have_the_target_s_law_where_they_are_looked_up_first(looks_
         return_dict_in_generate=True, eos_token_id=None,
     )  # fmt: skip
     assert 300 < output.lossy_stats.looked_up < output.lossy_stats.drafted - 300
-    texts, law = law_of_texts(target, [1, 3, 2, 1, 3, 2], 4, 4, temperature=1.3)
-    assert chi_square_p(*pooled(count_texts(output.sequences[:, 6:], texts), law)) > 1e-4
+    assert_texts_have_the_law(target, [1, 3, 2, 1, 3, 2], output.sequences, 4, 4, temperature=1.3)
 
 
 def test_a_head_costs_what_it_reads(heads):
