@@ -681,14 +681,16 @@ def panels(table: str) -> tuple[list[str], dict[str, list[list[Interval]]]]:
     names = next(i for i, x in enumerate(columns) if i and any(map(_NUMBER.match, x)))
     filled = [list(accumulate(x, lambda before, own: own or before)) for x in columns[: max(1, names - 1)]]
     labels = [", ".join(filter(None, x)) for x in zip(*filled, *columns[len(filled) : names], strict=True)]
+    numeric = dict(zip(head[names:], columns[names:], strict=True))
+    # A multiple's unit, as in "1 = 3.60 (3.27 … 3.95)", is none of its column's values.
     shown = {
-        head[i]: [[tuple(map(float, x)) for x in _INTERVAL.findall(cell.partition(" = ")[0])] for cell in columns[i]]
-        for i in range(names, len(head))
+        name: [[tuple(map(float, x)) for x in _INTERVAL.findall(cell.partition(" = ")[0])] for cell in column]
+        for name, column in numeric.items()
     }
-    if not any(x for column in shown.values() for x in column):
+    if not any(map(any, shown.values())):
         shown = {
-            head[i]: [[(float(x),) * 3 for x in _NUMBER.findall(cell)] for cell in columns[i]]
-            for i in range(names, len(head))
+            name: [[(float(x),) * 3 for x in _NUMBER.findall(cell)] for cell in column]
+            for name, column in numeric.items()
         }
     return labels, {name: column for name, column in shown.items() if any(column)}
 
