@@ -90,7 +90,7 @@ $(OLDEST)/.installed: pyproject.toml constraints.txt constraints-oldest.txt
 
 # What decodes, without the packages that only evaluation and training need, with other versions of torch.
 test-core test-newest: test-%: .venv-%/.installed
-	.venv-$*/bin/python -m pytest -n $(JOBS) --dist worksteal $(addprefix tests/,core decoding drafting models/test_processing.py \
+	.venv-$*/bin/python -m pytest -n $(JOBS) --dist worksteal $(addprefix tests/,core decoding drafting generation/drafters models/test_processing.py \
 		models/test_cache_rows.py models/test_quantised.py acceptors/test_laws.py test_waits.py)
 
 .venv-core/.installed .venv-newest/.installed: .venv-%/.installed: pyproject.toml constraints-%.txt

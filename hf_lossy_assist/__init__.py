@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from .core.statistics import CollectedStats as CollectedStats
     from .core.statistics import LossyStats as LossyStats
     from .decoding.outputs import GenerateLossyOutput as GenerateLossyOutput
-    from .drafting.dflash import DFlash as DFlash
-    from .drafting.eagle3 import Eagle3 as Eagle3
     from .drafting.vocabulary import frequent_tokens as frequent_tokens
     from .drafting.vocabulary import trim_draft_vocabulary as trim_draft_vocabulary
     from .errors import LossyError as LossyError
@@ -24,6 +22,8 @@ if TYPE_CHECKING:
     from .evaluation.advice.advising import advise as advise
     from .evaluation.evaluate import evaluate as evaluate
     from .generation.config import LossyConfig as LossyConfig
+    from .generation.drafters.dflash import DFlash as DFlash
+    from .generation.drafters.eagle3 import Eagle3 as Eagle3
     from .generation.enabling import collect as collect
     from .generation.enabling import disable as disable
     from .generation.enabling import enable as enable
@@ -40,9 +40,9 @@ _NAMES = {
     "generation.config": ("LossyConfig",),
     "core.statistics": ("CollectedStats", "LossyStats"),
     "decoding.outputs": ("GenerateLossyOutput",),
-    "drafting.dflash": ("DFlash",),
-    "drafting.eagle3": ("Eagle3",),
     "drafting.vocabulary": ("frequent_tokens", "trim_draft_vocabulary"),
+    "generation.drafters.dflash": ("DFlash",),
+    "generation.drafters.eagle3": ("Eagle3",),
     "generation.enabling": ("collect", "disable", "enable", "enabled", "last_stats"),
     "errors": ("LossyError", "LossyUnsupportedError", "LossyValueError"),
     "evaluation.advice.advising": ("advise",),

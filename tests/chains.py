@@ -11,7 +11,7 @@ from transformers.generation.candidate_generator import CandidateGenerator
 from hf_lossy_assist.core.messages import Commit
 from hf_lossy_assist.drafting.chain import ChainDrafter, Sampler
 from hf_lossy_assist.drafting.draft_ends import DraftLength
-from hf_lossy_assist.drafting.model import ModelSource, draft_runner
+from hf_lossy_assist.generation.drafters.draft_model import ModelSource, draft_runner
 
 
 def chain(model: PreTrainedModel, count: int | DraftLength, stop=None, keep_logits=True, **sampling) -> ChainDrafter:

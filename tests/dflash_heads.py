@@ -11,9 +11,8 @@ from safetensors.torch import save_file
 from torch.nn.functional import embedding
 from transformers import PreTrainedModel
 
-from hf_lossy_assist.drafting.dflash import DFlash
-from hf_lossy_assist.drafting.dflash_config import DFlashConfig
-from hf_lossy_assist.drafting.state_source import LayerStates
+from hf_lossy_assist.generation.drafters.dflash import DFlash, DFlashConfig
+from hf_lossy_assist.generation.drafters.state_heads import LayerStates
 from tests.eagle3_heads import SIZES, filled, layer
 from tests.tiny_models import VOCAB, prompt, tiny
 

@@ -10,10 +10,9 @@ import torch
 from safetensors.torch import save_file
 from transformers import LlamaConfig, PretrainedConfig, PreTrainedModel, Qwen3Config
 
-from hf_lossy_assist.drafting.eagle3 import Eagle3
-from hf_lossy_assist.drafting.eagle3_config import Eagle3Config
 from hf_lossy_assist.drafting.state_head import StateHead, StoredHead
-from hf_lossy_assist.drafting.state_source import LayerStates
+from hf_lossy_assist.generation.drafters.eagle3 import Eagle3, Eagle3Config
+from hf_lossy_assist.generation.drafters.state_heads import LayerStates
 from tests.tiny_models import VOCAB, prompt, tiny
 
 SIZES = {

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from hf_lossy_assist.drafting.mtp import Mtp, mtp_of
+from hf_lossy_assist.generation.drafters.mtp import Mtp, mtp_of
 from tests import eagle3_heads
 from tests.architectures import made
 from tests.tiny_models import prompt

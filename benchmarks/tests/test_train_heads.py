@@ -13,7 +13,7 @@ from benchmarks import train_dflash, train_eagle3
 from benchmarks.tests.running import run
 from hf_lossy_assist import Eagle3, pairs
 from tests.dflash_heads import random_dflash
-from tests.drafting.uncached import dflash_logits
+from tests.generation.drafters.uncached import dflash_logits
 
 SMALL = {
     "layers": (0, 1), "intermediate": 8, "key_value_heads": 2, "written": 8, "chunk": 4, "batch": 4, "pool": 2,

@@ -46,10 +46,3 @@ class Drafter(ABC):
     def flops(self, target: PreTrainedModel, length: int, stats: StatsRecorder) -> Mapping[str, float]:
         """Count the floating-point operations of a whole run over texts of ``length``; empty where that is unknown."""
         return {}
-
-
-class NoDrafter(Drafter):
-    """Proposes nothing, so every round writes a token of the target's own."""
-
-    def propose(self, ids: Tensor, layout: Texts, remaining: Sequence[int]) -> Draft:
-        return Draft.empty(ids)

@@ -232,33 +232,6 @@ class ChainDrafter(SourceDrafter):
         self.source.learn(commit)
 
 
-class BlockDrafter(ChainDrafter):
-    """Drafts the tokens of a block at once: one forward proposes the laws of all, each whatever the others are."""
-
-    def propose(self, ids: Tensor, layout: Texts | None, remaining: Sequence[int]) -> Draft:
-        length = self.draft_length
-        length.size = min(length.size, self.source.model.longest)  # a schedule would add on, and come back late
-        return super().propose(ids, layout, remaining)
-
-    def _draft(self, ids: Tensor, n: int) -> tuple[Tensor, Tensor | None, Tensor | None, Sequence[Sequence[bool]]]:
-        source, stop, chosen, tokens = self.source, self.stop, [], []
-        newest = source.begin(ids)
-        if (whole := source.whole(ids, n, self.sampler.randomness, calls=1)) is not None:
-            return *whole, None, ()
-        logits, one_by_one = source.logits(newest, n), self.sampler.reads_text
-        for part in logits.split(1, dim=1) if one_by_one else [logits]:
-            chosen.append(self.sampler(part, ids, tokens, stop is not None))
-            tokens.append(chosen[-1][0])
-        _, parts, qs = zip(*chosen, strict=True)
-        tokens, logits = torch.cat(tokens, dim=1), torch.cat(parts, dim=1)
-        if stop is None:
-            return tokens, logits, None, ()
-        stop.begin()
-        sure = torch.stack([stop.goes_on(q) for q in torch.cat(qs, dim=1).split(1, dim=1)]).tolist()
-        n = max((row.index(False) + 1 if False in row else n) for row in zip(*sure, strict=True))
-        return tokens[:, :n], logits[:, :n], None, sure[:n]
-
-
 def lengths_of(n: int, remaining: Sequence[int], sure: Sequence[Sequence[bool]]) -> tuple[int, ...] | None:
     """Return how many of n drafted tokens each row gets: up to the first unsure one, and as many as fit."""
     apart = len(remaining) > 1 and bool(sure)

@@ -14,8 +14,7 @@ from ..core.texts import Texts
 from ..errors import LossyUnsupportedError
 from ..heads import VerifierHead
 from ..theory import DenseDecoder
-from .chain import Sampler, SourceDrafter
-from .model import ModelSource
+from .chain import Sampler, Source, SourceDrafter
 
 
 class RunAheadDrafter(SourceDrafter):
@@ -27,7 +26,7 @@ class RunAheadDrafter(SourceDrafter):
         The tokens ``(B, 1)`` since :meth:`begin`.
     """
 
-    def __init__(self, source: ModelSource, head: VerifierHead, sampler: Sampler) -> None:
+    def __init__(self, source: Source, head: VerifierHead, sampler: Sampler) -> None:
         super().__init__(source, sampler)
         self.head = head
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import json
 import re
 from abc import ABC, abstractmethod
@@ -245,7 +246,8 @@ class StoredHead(StateHead):
             base_model=config.target_name,
         )
         read = "the usual three" if config.target_layers is None else ", ".join(map(str, config.target_layers))
-        return (Path(__file__).parent / f"{config.model_type}_card.md").read_text(encoding="utf-8").format(
+        card = Path(inspect.getfile(type(self))).with_name(f"{config.model_type}_card.md")
+        return card.read_text(encoding="utf-8").format(
             metadata=data.to_yaml(), target=target, parameters=f"{sum(p.numel() for p in self.parameters()):,}",
             layers=read, drafted=f"{config.draft_vocab_size:,}", vocabulary=f"{config.layer.vocab_size:,}",
             longest=self.longest,

@@ -21,16 +21,14 @@ from ..drafting.draft_ends import (
     check_schedule,
     constant_length,
 )
-from ..drafting.per_row import missing
 from ..drafting.state_head import StateHead
 from ..drafting.vocabulary import same_tokenizer
 from ..errors import LossyUnsupportedError, LossyValueError, brief
 from ..models.cache_rows import movable
 from .config import LossyConfig
+from .drafters.base import Asked, Kind, Lengths, Nothing, chosen
+from .drafters.generators import OPTIONS, missing
 from .given import GivenFields
-from .kinds import Asked, Kind, Lengths, chosen
-from .kinds.nothing import Nothing
-from .kinds.transformers_own import OPTIONS
 
 DRAFTERS = ("assistant_model", "candidate_generator", "assistant_early_exit", *OPTIONS)
 """Keywords of ``generate()`` that choose a drafter."""

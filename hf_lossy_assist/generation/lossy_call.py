@@ -35,7 +35,6 @@ from ..decoding.loop import Decoding
 from ..decoding.outputs import GenerateLossyOutput, OutputRecorder, side_by_side
 from ..decoding.progress import Progress
 from ..decoding.unverified import UnverifiedDecoding
-from ..drafting.model import mask_of
 from ..errors import LossyError, LossyUnsupportedError, LossyValueError, warn_once
 from ..models.own_states import with_own_states
 from ..models.processing import row_aligned
@@ -43,8 +42,8 @@ from ..models.target import Target, TargetReader
 from .checks import check_certificate, check_decoding, check_grammar, check_mode, check_prepared, check_row_by_row
 from .config import FIELDS, LossyConfig, guarded
 from .drafter_choice import DRAFTERS, DrafterChoice
+from .drafters.base import Making
 from .given import GivenFields
-from .kinds import Making
 from .prepared import Prepared
 from .runner_choice import choose_runners
 
@@ -236,7 +235,7 @@ class LossyCall:
         if not others and not generates_inside(draft):
             return None
         copies = call.config.num_return_sequences or 1
-        return prepared_inputs(draft, call.ids, mask_of(call.ids, call.inputs), others, copies)
+        return prepared_inputs(draft, call.ids, call.mask, others, copies)
 
     def _switch(self, call: Prepared) -> FrequencySwitch | None:
         """Return where a call's frequencies change with the width of a forward; warn where that ends drafting."""

@@ -51,6 +51,11 @@ class Prepared:
         return tokens_in(self.cache)
 
     @property
+    def mask(self) -> Tensor | None:
+        """``(B, L)`` the prompts' mask."""
+        return mask_of(self.ids, self.inputs)
+
+    @property
     def quotable(self) -> Tensor:
         """``(B, P)`` what texts may quote: the prompts, or the encoder's where it reads tokens; padding is negative."""
         ids, mask = self.ids, self.inputs.get("attention_mask")
@@ -109,3 +114,9 @@ class Prepared:
     def padding(self) -> int:
         """The token that fills rows up; any token where the model has none."""
         return padding_token(self.config)
+
+
+def mask_of(ids: Tensor, model_kwargs: dict[str, Any]) -> Tensor | None:
+    """Return the attention mask of ``ids`` ``(B, L)``: the end of the target's, which may cover a cache too."""
+    mask = model_kwargs.get("attention_mask")
+    return None if mask is None else mask[:, -ids.shape[1] :]

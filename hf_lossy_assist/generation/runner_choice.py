@@ -17,7 +17,6 @@ from ..compat.inputs import forward_inputs, tokens_before
 from ..compat.models import compiles_by_itself, device_of, has_hooks, has_recurrent_state
 from ..compat.positions import FrequencySwitch
 from ..compat.probe import ask
-from ..drafting.model import NO_END
 from ..drafting.tree import MOST
 from ..drafting.vocabulary import Vocabulary, vocabulary_sizes
 from ..errors import LossyUnsupportedError, warn_once
@@ -31,7 +30,8 @@ from ..models.static.graphs import RECORDERS, CompiledRecording, Recording
 from ..models.static.layerwise import compiling
 from ..models.static.runner import StaticCacheRunner
 from .drafter_choice import DrafterChoice
-from .kinds import Making, StaticDraft
+from .drafters.base import Making, StaticDraft
+from .drafters.draft_model import NO_END
 from .static_obstacles import (
     UNRECORDABLE,
     kinds_of,

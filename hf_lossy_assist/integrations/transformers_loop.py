@@ -26,11 +26,12 @@ from ..decoding.inspector import with_scores
 from ..drafting import Drafter
 from ..drafting.chain import ChainDrafter, Sampler
 from ..drafting.draft_ends import DEFAULT_NUM_TOKENS, LONGEST, check_num_tokens, fresh
-from ..drafting.model import ModelSource, check_draft_model, draft_runner, mask_of
-from ..drafting.per_row import GeneratorDrafter
 from ..errors import LossyUnsupportedError, LossyValueError, warn_once
 from ..generation.checks import check_grammar, check_mode, check_processors
 from ..generation.config import LossyConfig
+from ..generation.drafters.draft_model import ModelSource, check_draft_model, draft_runner
+from ..generation.drafters.generators import GeneratorDrafter
+from ..generation.prepared import mask_of
 from ..models.own_states import with_own_states
 from ..models.target import TargetReader
 

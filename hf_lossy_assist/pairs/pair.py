@@ -12,11 +12,11 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PretrainedConfig, 
 
 from ..acceptors import REGISTRY
 from ..compat.models import load_errors
-from ..drafting.dflash import DFlash
-from ..drafting.eagle3 import Eagle3
-from ..drafting.mtp import mtp_of
 from ..drafting.state_head import StateHead
 from ..errors import LossyValueError
+from ..generation.drafters.dflash import DFlash
+from ..generation.drafters.eagle3 import Eagle3
+from ..generation.drafters.mtp import mtp_of
 from ..heads import Head, ModelIdentity
 from ..models.prepacked import prepack as prepacked
 from ..models.quantised import quantize_draft

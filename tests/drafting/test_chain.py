@@ -11,7 +11,7 @@ from transformers import LogitsProcessorList, TemperatureLogitsWarper, TopKLogit
 
 from hf_lossy_assist.core.distributions import Randomness
 from hf_lossy_assist.drafting.draft_ends import HeuristicLength
-from hf_lossy_assist.drafting.model import mask_of
+from hf_lossy_assist.generation.prepared import mask_of
 from tests.acceptors.fixtures import chi_square_p
 from tests.chains import chain, commit
 from tests.tiny_models import ARCHITECTURES, constant, prompt, tiny

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from hf_lossy_assist import DFlash, LossyError, LossyValueError
-from hf_lossy_assist.drafting.eagle3 import Eagle3
+from hf_lossy_assist.generation.drafters.eagle3 import Eagle3
 from tests.dflash_heads import random_dflash, write_published
 from tests.eagle3_heads import random_head, write_legacy
 from tests.tiny_models import tiny

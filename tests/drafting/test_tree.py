@@ -10,8 +10,8 @@ import torch
 from hf_lossy_assist import LossyValueError
 from hf_lossy_assist.drafting.tree import LEAST, TreeConfig, TreeDrafter
 from hf_lossy_assist.generation.config import LossyConfig
-from tests.drafting.uncached import eagle3_logits
 from tests.eagle3_heads import random_head
+from tests.generation.drafters.uncached import eagle3_logits
 from tests.tiny_models import noisy_copy, padded, tiny
 from tests.trees import path_to
 

@@ -10,7 +10,7 @@ import torch
 
 from hf_lossy_assist import LossyUnsupportedError, LossyValueError
 from hf_lossy_assist.compat.probe import ask
-from hf_lossy_assist.drafting.model import ModelSource, draft_runner
+from hf_lossy_assist.generation.drafters.draft_model import ModelSource, draft_runner
 from tests.architectures import family
 from tests.parity import assert_same_rows
 from tests.tiny_models import noisy_copy, padded, prompt, tiny

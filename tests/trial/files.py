@@ -12,9 +12,9 @@ from pathlib import Path
 from random import Random
 
 from hf_lossy_assist import JudgeHead, LossyError, VerifierHead, tasks
-from hf_lossy_assist.drafting.eagle3 import Eagle3
 from hf_lossy_assist.evaluation.answers import Answer, AnswerStore, load_answers
 from hf_lossy_assist.generation.certificate import Certificate
+from hf_lossy_assist.generation.drafters.eagle3 import Eagle3
 from hf_lossy_assist.heads import Head
 from hf_lossy_assist.integrations.vllm.settings import Drafting, EngineSettings
 from tests.acceptors.fixtures import HEADS

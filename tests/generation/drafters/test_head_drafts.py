@@ -1,0 +1,353 @@
+"""Drafting with EAGLE-3 and DFlash heads: what is drafted, and that lossless decoding stays lossless."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
+
+from hf_lossy_assist import LossyUnsupportedError, LossyValueError
+from hf_lossy_assist.compat.caches import CACHE
+from hf_lossy_assist.drafting.chain import ChainDrafter
+from hf_lossy_assist.generation.drafters.state_heads import LayerStates
+from tests import dflash_heads, eagle3_heads
+from tests.acceptors.fixtures import assert_texts_have_the_law, chi_square_p
+from tests.dflash_heads import BLOCK, SLIDING, random_dflash, trained_dflash
+from tests.eagle3_heads import random_head, trained_head
+from tests.encoder_decoders import made
+from tests.generation.drafters.uncached import dflash_logits, eagle3_logits
+from tests.parity import assert_lossless, assert_same_text
+from tests.tiny_models import ARCHITECTURES, LENGTHS, VOCAB, padded, prompt, tiny
+
+CALL = {"max_new_tokens": 40, "eos_token_id": None}
+TRAINED = {"EAGLE-3": eagle3_heads.trained_pair, "DFlash": dflash_heads.trained_pair}
+LIMITED = {"EAGLE-3": random_head, "DFlash": lambda: random_dflash(drafted=24)}
+"""Heads that draft some of the tokens only."""
+of_each_kind = pytest.mark.parametrize("kind", TRAINED)
+
+
+def prompts(rows: int = 4) -> torch.Tensor:
+    return torch.cat([prompt(seed=seed) for seed in range(rows)])
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize(("kind", "gammas"), [("EAGLE-3", (1, 3, 1, 3)), ("DFlash", (1, 3, BLOCK - 1))])
+def test_lossless_greedy_texts_are_plain_ones(architecture, kind, gammas):
+    target, head = TRAINED[kind](architecture)
+    lengths = set()
+    for seed, gamma in enumerate(gammas):
+        drafting = {"assistant_model": head, "num_assistant_tokens": gamma}
+        _, ours = assert_lossless(target, drafting, input_ids=prompt(seed=seed), **CALL)
+        lengths |= {i for i, count in enumerate(ours.lossy_stats.accepted_histogram) if count}
+    assert {0, 1, 3} <= lengths  # rounds end at once, early, and not at all
+
+
+@of_each_kind
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_rows_of_a_batch_are_plain_texts_whatever_their_padding(architecture, kind):
+    target, head = TRAINED[kind](architecture)
+    call = {"do_sample": False, "max_new_tokens": 24, "eos_token_id": [5, 9], "return_dict_in_generate": True}
+    ours = target.generate(**padded(), assistant_model=head, lossy_mode="lossless", num_assistant_tokens=4, **call)
+    assert ours.lossy_stats.drafted > 0
+    width = max(LENGTHS)
+    for row, length in enumerate(LENGTHS):
+        plain = target.generate(prompt(length, seed=row), output_logits=True, **call)
+        text = ours.sequences[row : row + 1, width - length :][:, : plain.sequences.shape[1]]
+        assert_same_text(text, plain)
+
+
+HEADS = {
+    "trained": {},
+    "sliding": {"layers": SLIDING},
+    "sliding both ways": {"layers": SLIDING, "is_causal": False},
+    "causal": {"is_causal": True},
+    "scaled": {"input_embedding_scale": 3.0, "output_multiplier": 0.5, "final_logit_softcapping": 2.0},
+    "some tokens": {"drafted": 24},
+}
+DRAFTING = [
+    *(("EAGLE-3", name, {}) for name in ("llama", "gemma3", "gpt2")),
+    *(("DFlash", "llama", settings) for settings in HEADS.values()),
+    *(("DFlash", name, {}) for name in ("gemma3", "gpt2")),
+]
+
+
+@pytest.mark.parametrize("rows", [1, 4])
+@pytest.mark.parametrize(("kind", "architecture", "settings"), DRAFTING)
+def test_every_draft_is_what_published_code_says_about_the_text_alone(kind, architecture, settings, rows, monkeypatch):
+    target, head = TRAINED[kind](architecture)
+    if settings:
+        head = random_dflash(**settings)
+    compared, propose = [], ChainDrafter.propose
+
+    def compare(self, ids, layout, remaining):
+        draft = propose(self, ids, layout, remaining)
+        for i, (row, padding) in enumerate(zip(layout.rows, layout.left_padding, strict=True)):
+            n = len(draft) if draft.lengths is None else draft.lengths[i]
+            if n == 0:
+                continue
+            text = ids[i, padding + max(LENGTHS[:rows]) - LENGTHS[row] :]
+            tokens, logits = draft.tokens[i, :n], draft.logits[i, :n]
+            if kind == "DFlash":
+                expected = dflash_logits(target, head, text, BLOCK - 1)[:n]
+            else:
+                expected = eagle3_logits(target, head, text, tokens)
+            own = logits if head.d2t is None else logits[:, head.target_ids]
+            torch.testing.assert_close(own, expected, atol=2e-4, rtol=2e-4)
+            assert own.logsumexp(-1).allclose(logits.logsumexp(-1)), "other tokens are never drafted"
+            assert tokens.tolist() == logits.argmax(-1).tolist()
+            compared.append((len(ids), padding))
+        return draft
+
+    monkeypatch.setattr(ChainDrafter, "propose", compare)
+    target.generate(
+        **padded(LENGTHS[:rows]), assistant_model=head, num_assistant_tokens=4, do_sample=False, max_new_tokens=24,
+        lossy_mode=["topk", "fsd"], eos_token_id=None if rows == 1 else 5,  # keeps some drafts, and wants to see q
+        lossy_config={"topk": {"k": 24, "tolerance": 0.99}, "fsd": {"threshold": 1e-9}},
+    )  # fmt: skip
+    assert len(compared) > 4
+    assert rows == 1 or len(set(compared)) > 2  # rows have been moved, and have left
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(("architecture", "norm"), [("llama", "norm"), ("gemma3", "norm"), ("gpt2", "ln_f")])
+def test_states_are_those_that_enter_layers_and_the_last_has_not_been_normed(architecture, norm):
+    target, ids = tiny(architecture), prompts(2)
+    states = LayerStates(target, (0, 1, 2))
+    with states.watched():
+        expected = target(ids, output_hidden_states=True).hidden_states
+        first, second, last = states.pop().chunk(3, dim=-1)
+    assert torch.equal(first, expected[0])
+    assert torch.equal(second, expected[1])
+    torch.testing.assert_close(getattr(target.get_decoder(), norm)(last), expected[2])
+
+
+def test_only_what_the_head_reads_is_kept_and_hooks_do_not_stay(monkeypatch):
+    target, head = TRAINED["EAGLE-3"]()
+    drafting, ids = {"assistant_model": head, "num_assistant_tokens": 5}, prompt()
+    taken, take = [], LayerStates.pop
+    assert_lossless(target, drafting, input_ids=ids)  # transformers leaves hooks of its own
+
+    def hooks() -> int:
+        return sum(len(x._forward_pre_hooks) + len(x._forward_hooks) for x in target.model.layers)
+
+    def watch(self, outputs, wanted):
+        taken.append((set(self._read), hooks()))
+        return take(self, outputs, wanted)
+
+    before = hooks()
+    monkeypatch.setattr(LayerStates, "pop", watch)
+    _, ours = assert_lossless(target, drafting, input_ids=ids, **CALL)
+    assert all(x == ({0, 1, 2}, before + 3) for x in taken)
+    assert len(taken) in (ours.lossy_stats.rounds - 1, ours.lossy_stats.rounds)
+    assert ours.hidden_states is None
+
+    def fail(self, outputs, wanted):
+        raise RuntimeError("no")
+
+    monkeypatch.setattr(LayerStates, "pop", fail)
+    with pytest.raises(RuntimeError, match="no"):
+        assert_lossless(target, drafting, input_ids=ids, **CALL)
+    assert hooks() == before
+
+
+def test_the_law_of_sampled_texts_is_the_target_s():
+    """4,000 texts of 4 tokens, drawn from a product of marginals: chi-square at p > 1e-4."""
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
+    config = LlamaConfig(vocab_size=5, bos_token_id=None, eos_token_id=None, pad_token_id=0, **sizes)
+    config.initializer_range = 0.3
+    target, head = LlamaForCausalLM(config).eval(), random_dflash(layers={"vocab_size": 5}, output_multiplier=0.2)
+    output = target.generate(
+        torch.tensor([[1, 3, 2]]).repeat(4000, 1), assistant_model=head, lossy_mode="lossless", do_sample=True,
+        lossy_config={"seed": 0}, top_k=4, temperature=1.3, max_new_tokens=4, num_assistant_tokens=3,
+        return_dict_in_generate=True,
+    )  # fmt: skip
+    kept = output.lossy_stats.accepted_histogram
+    assert kept[1] > 1000
+    assert kept[2] > 50
+    assert_texts_have_the_law(target, [1, 3, 2], output.sequences, 4, 4, temperature=1.3)
+
+
+@pytest.mark.parametrize("settings", [{}, {"repetition_penalty": 1.4}], ids=["at once", "one by one"])
+def test_tokens_of_a_block_are_drawn_from_the_law_that_is_reported(settings, monkeypatch):
+    """5,000 rows draw two tokens each: chi-square of the pairs at p > 1e-4. Under a penalty, q depends on the first."""
+    target, head = tiny("llama"), random_dflash(output_multiplier=0.3)
+    drafts, propose = [], ChainDrafter.propose
+
+    def keep(self, ids, layout, remaining):
+        drafts.append((ids, propose(self, ids, layout, remaining)))
+        return drafts[-1][1]
+
+    monkeypatch.setattr(ChainDrafter, "propose", keep)
+    target.generate(
+        prompt(3).repeat(5_000, 1), assistant_model=head, lossy_mode="lossless", lossy_config={"seed": 1},
+        do_sample=True, top_k=3, num_assistant_tokens=2, max_new_tokens=4, eos_token_id=None, **settings,
+    )  # fmt: skip
+    ids, draft = drafts[1]
+    first = ids[:, -1].mode().values  # rows of one newest token have one law
+    rows = (ids[:, -1] == first) & (ids[:, :-1] == ids[:1, :-1]).all(-1)
+    tokens, law = draft.tokens[rows], draft.logits[rows].softmax(-1).double()
+    assert len(tokens) > 1000
+    counts = torch.zeros(VOCAB, VOCAB)
+    counts.index_put_((tokens[:, 0], tokens[:, 1]), torch.ones(len(tokens)), accumulate=True)
+    second = {int(x): law[i, 1] for i, x in enumerate(tokens[:, 0])}
+    assert len({tuple(x.tolist()) for x in second.values()}) == (3 if settings else 1)
+    joint = torch.stack([law[0, 0, x] * second.get(x, law[0, 1] * 0) for x in range(VOCAB)])
+    assert chi_square_p(counts.flatten().numpy(), joint.flatten().numpy()) > 1e-4
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"repetition_penalty": 1.3},
+        {"bad_words_ids": [[7], [11, 12]], "no_repeat_ngram_size": 3},
+        {"num_assistant_tokens": "auto"},
+        {"assistant_confidence_threshold": 0.4},
+        {"num_assistant_tokens_schedule": "heuristic"},
+        {"max_new_tokens": 2},
+    ],
+    ids=lambda settings: next(iter(settings)),
+)
+@pytest.mark.parametrize(
+    ("kind", "inputs"),
+    [("EAGLE-3", {"input_ids": prompt()}), ("DFlash", {"input_ids": prompt()}), ("DFlash", padded())],
+    ids=["EAGLE-3", "DFlash", "DFlash, a batch"],
+)
+def test_settings_of_generation_leave_texts_plain(settings, kind, inputs):
+    target, head = TRAINED[kind]()
+    of_drafts = {name: value for name, value in settings.items() if "assistant" in name}
+    call = CALL | {name: value for name, value in settings.items() if name not in of_drafts}
+    assert_lossless(target, {"assistant_model": head, **of_drafts}, **inputs, **call)
+
+
+def test_confidence_ends_drafts():
+    target, head = TRAINED["DFlash"]()
+    drafting = {"assistant_model": head, "num_assistant_tokens": BLOCK - 1}
+    whole = assert_lossless(target, drafting, input_ids=prompt(), **CALL)[1].lossy_stats
+    ended = assert_lossless(
+        target, drafting | {"assistant_confidence_threshold": 0.5}, input_ids=prompt(), **CALL
+    )[1].lossy_stats  # fmt: skip
+    assert ended.drafted < whole.drafted
+    assert ended.acceptance_rate > whole.acceptance_rate
+    none = assert_lossless(target, drafting | {"assistant_confidence_threshold": 1.0}, input_ids=prompt(), **CALL)[1]
+    assert none.lossy_stats.drafted == none.lossy_stats.draft_calls  # each draft ends after a token
+
+
+def test_rows_of_a_batch_end_their_drafts_by_themselves(monkeypatch):
+    target, head = TRAINED["DFlash"]()
+    seen, propose = [], ChainDrafter.propose
+
+    def compare(self, ids, layout, remaining):
+        draft = propose(self, ids, layout, remaining)
+        for i, length in enumerate((draft.lengths or [len(draft)] * len(ids)) if len(draft) else ()):
+            law = draft.logits[i].softmax(-1).gather(-1, draft.tokens[i][:, None])[:, 0]
+            assert (law[: max(0, length - 1)] >= 0.3).all()
+            assert length in (len(law), BLOCK - 1) or law[length - 1] < 0.3 or length >= remaining[i] - 1
+            seen.append(length)
+        return draft
+
+    monkeypatch.setattr(ChainDrafter, "propose", compare)
+    target.generate(
+        **padded(), assistant_model=head, lossy_mode=["lossless", "fsd"], do_sample=False, max_new_tokens=24,
+        lossy_config={"fsd": {"threshold": 1e-9}}, assistant_confidence_threshold=0.3, num_assistant_tokens=BLOCK - 1,
+        eos_token_id=None,
+    )  # fmt: skip
+    assert len(set(seen)) > 2
+
+
+@of_each_kind
+def test_a_cache_of_the_caller_s_is_gone_on_from(kind):
+    target, head = TRAINED[kind]()
+    ids, call = prompt(seed=1), CALL | {"do_sample": False, "return_dict_in_generate": True}
+    plain = target.generate(ids, output_logits=True, **call)
+    cache = DynamicCache(config=target.config)
+    with torch.no_grad():
+        target(ids[:, :4], **{CACHE: cache})
+    ours = target.generate(ids, **{CACHE: cache}, assistant_model=head, lossy_mode="lossless", **call)
+    assert_same_text(ours.sequences, plain)
+    assert ours.lossy_stats.drafted > 0
+
+
+@of_each_kind
+def test_half_precision_targets_and_heads_need_not_agree(kind):
+    _, head = TRAINED[kind]()
+    target = tiny("llama").to(torch.bfloat16)
+    output = target.generate(prompts(), assistant_model=head, lossy_mode="lossless", max_new_tokens=12)
+    assert output.shape[0] == 4
+
+
+@of_each_kind
+def test_what_it_costs_is_counted(kind):
+    """DFlash: one forward per draft, over a whole block. EAGLE-3: over what a round has committed, then per token."""
+    target, head = TRAINED[kind]()
+    drafting = {"assistant_model": head, "num_assistant_tokens": 3}
+    result = assert_lossless(target, drafting, input_ids=prompt(), **CALL)[1].lossy_stats
+    rounds = result.rounds - 1  # in the first there is nothing to draft from
+    if kind == "DFlash":
+        assert result.draft_calls in (rounds, rounds - 1)  # perhaps in the end, no draft
+        assert result.draft_tokens == BLOCK * result.draft_calls
+    else:
+        assert result.draft_calls <= 3 * rounds
+        kept = sum(i * count for i, count in enumerate(result.accepted_histogram))
+        assert result.draft_tokens <= 7 + kept + rounds + 2 * rounds
+
+
+def test_a_draft_has_a_block_s_tokens_unless_told_otherwise():
+    target, head = TRAINED["DFlash"]()
+    output = target.generate(
+        prompt(), assistant_model=head, lossy_mode="lossless", return_dict_in_generate=True, do_sample=False,
+        lossy_config={"stop_drafting": {"by": "confidence", "threshold": 0}}, **CALL,
+    )  # fmt: skip
+    assert len(output.lossy_stats.accepted_histogram) == BLOCK
+
+
+REFUSED = {
+    "more than a block": ({"num_assistant_tokens": BLOCK}, LossyValueError, "at most 5 with a DFlash head"),
+    "trees": ({"lossy_config": {"tree": {"depth": 2}}}, LossyUnsupportedError, "`tree`"),
+    "a draft's states": (
+        {"lossy_config": {"stop_drafting": {"by": "acceptance"}}, "assistant_confidence_threshold": 0.4},
+        LossyValueError,
+        "both end drafts",
+    ),
+}
+
+
+@pytest.mark.parametrize(("keywords", "kind", "said"), REFUSED.values(), ids=REFUSED)
+def test_calls_that_can_t_work_are_refused(keywords, kind, said):
+    target, head = TRAINED["DFlash"]()
+    with pytest.raises(kind, match=said):
+        target.generate(prompt(), assistant_model=head, lossy_mode="lossless", **keywords)
+
+
+@of_each_kind
+def test_rules_and_targets_that_it_can_t_serve_are_refused(pair, kind):
+    target, head = TRAINED[kind]()
+    with pytest.raises(LossyUnsupportedError, match="'sprinter' runs a head on the draft model's states"):
+        target.generate(prompt(), assistant_model=head, lossy_mode="sprinter", lossy_head=pair.heads["verifier"])
+    with pytest.raises(LossyUnsupportedError, match="T5ForConditionalGeneration"):
+        made("t5").generate(prompt(), assistant_model=head, lossy_mode="lossless")
+
+
+@of_each_kind
+def test_processors_that_forbid_all_that_can_be_drafted_end_no_run(kind):
+    target, head = tiny("llama"), LIMITED[kind]()
+    allowed = sorted(set(range(3, VOCAB)) - set(head.target_ids.tolist()))
+    output = target.generate(
+        prompt(), assistant_model=head, lossy_mode="lossless", do_sample=True, max_new_tokens=12, eos_token_id=None,
+        prefix_allowed_tokens_fn=lambda row, ids: allowed,
+    )  # fmt: skip
+    assert set(output[0, 7:].tolist()) <= set(allowed)
+
+
+def test_a_head_without_embeddings_uses_the_target_s():
+    target = tiny("llama")
+    head = trained_head(target, prompts(), own_embeddings=False)
+    _, ours = assert_lossless(target, {"assistant_model": head, "num_assistant_tokens": 5}, input_ids=prompts(), **CALL)
+    assert ours.lossy_stats.accepted > 0
+
+
+def test_a_trained_head_keeps_drafts_of_its_texts():
+    target = tiny("qwen3")
+    head = trained_dflash(target, prompts(), steps=40)
+    _, ours = assert_lossless(target, {"assistant_model": head, "num_assistant_tokens": 5}, input_ids=prompts(), **CALL)
+    assert ours.lossy_stats.mean_accepted > 1
