@@ -35,7 +35,6 @@ def demo(
     from ..evaluation.answers import by_mode
     from ..evaluation.evaluation import Evaluation
     from ..evaluation.modes import parse_modes
-    from ..evaluation.result import score_table
 
     limit_threads(threads)
     disable_progress_bar()
@@ -44,15 +43,18 @@ def demo(
     evaluation = Evaluation(pair, modes, reference="plain", limit=limit, batch_size=_BATCH_SIZE)
     screen.print(said["asked"].format(limit=limit, modes=len(modes)), style="dim")
     result = evaluation.complete(None)
-    shown, words = verdict_of(result)
-    answers = by_mode(result.answers)
+    shown, answers = shown_of(result), by_mode(result.answers)
     plain, rule = answers[shown[0]], answers[shown[-1]]
     # Show a question that both answer right, and in which only the lossy rule keeps some tokens.
     known = (i for i in range(limit) if plain[i].score == rule[i].score == 1 and rule[i].lossy)
     screen.print(_side_by_side(evaluation, shown, next(known, 0), colour=screen.color_system is not None))
-    screen.print(score_table([*result.modes.values()], evaluation.reference))
+    for each in result.tables:
+        screen.print(each)
     screen.print(said["modes"].format(size=_BATCH_SIZE), style="dim")
-    screen.print(f"[bold]Verdict:[/] {words}", highlight=False, markup=True)
+    screen.print("Verdict", style="bold")
+    screen.print("\n".join(result.verdict), highlight=False)
+    if any(row.difference > 0 for row in result.modes.values()):
+        screen.print(said["above"], style="dim")
     screen.print(said["real"], style="dim")
 
 
@@ -60,29 +62,12 @@ def _said() -> dict[str, str]:
     return json.loads(files(__package__).joinpath("demo.json").read_text(encoding="utf-8"))
 
 
-def verdict_of(result: EvaluationResult) -> tuple[tuple[str, str, str], str]:
-    """Return the labels of the reference, a lossless setting and a rule, and in words whether to take the rule.
-
-    The fastest rule that is not shown to lose points is compared with the fastest lossless setting. All modes answer a
-    batch before any answers the next, so speeds are compared batch by batch.
-    """
-    from ..evaluation.answers import by_mode
-    from ..evaluation.result import points
-
-    said, plain, rows = _said(), result.reference, result.modes
-    settings = [label for label in rows if label.partition("@")[0] == "lossless"]
-    rules = [label for label in rows if label not in (plain, *settings)]
+def shown_of(result: EvaluationResult) -> tuple[str, str, str]:
+    """Return the labels of the target alone, the fastest lossless setting, and the fastest rule with no loss shown."""
+    plain, lossless, rows = result.reference, result.fastest["lossless"], result.modes
+    rules = [label for label in rows if label not in (plain, *result.baselines["lossless"])]
     good = [label for label in rules if rows[label].high >= 0]
-    lossless, rule = (max(labels, key=lambda x: rows[x].tokens_per_second) for labels in (settings, good or rules))
-    times, answers = rows[rule].speed.times, by_mode(result.answers)
-    own, target = answers[rule], answers[plain]
-    mended, broken = (sum(a[i].score > b[i].score for i in own) for a, b in ((own, target), (target, own)))
-    parts = ["slow"] * (times["lossless"].low <= 1) + ["bad"] * (not good) + ["fastest", "score"]
-    words = " ".join(said[part] for part in parts + ["above"] * (mended > 0)).format(
-        lossless=lossless, rule=rule, which=said["which"] if good else "", faster=times["lossless"],
-        alone=times["plain"], points=points(rows[rule]), mended=mended, broken=broken,
-    )  # fmt: skip
-    return (plain, lossless, rule), words
+    return plain, lossless, max(good or rules, key=lambda label: rows[label].tokens_per_second)
 
 
 def _side_by_side(evaluation: Evaluation, shown: tuple[str, ...], problem: int, *, colour: bool) -> Group:

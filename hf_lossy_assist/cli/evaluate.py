@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import nullcontext
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
+
+from cyclopts import Parameter
 
 from ..errors import need
 from . import options
@@ -25,9 +27,10 @@ def evaluate(
     max_new_tokens: options.MaxNewTokens = None,
     decoding: options.Drafting = options.Drafting(),
     measuring: options.Measuring = options.Measuring(),
+    full: Annotated[bool, Parameter(group=options.OUTPUT, help="Print all that is known of times too.")] = False,
     out: options.Out = None,
 ) -> None:
-    """Let every mode answer the same prompts: scores with paired differences, tokens kept, and speed [lab].
+    """Let every mode answer the same prompts, and say what each gains and loses [lab].
 
     A task's answers are scored; other prompts, of --data, are only timed. OUT
     gets results.jsonl (a line per prompt and mode), summary.json and plot.png.
@@ -66,7 +69,8 @@ def evaluate(
             screen.print(f"stopped{kept}", soft_wrap=True)
             raise SystemExit(130) from None
     if result.is_whole or out is None:
-        for one in result.tables:
+        for one in [*result.tables, *(result.details if full else [])]:
             screen.print(one)
+        screen.print("\n".join(result.verdict), highlight=False)
     if out is not None:
         screen.print(f"written: {out}", style="dim", soft_wrap=True)

@@ -255,8 +255,8 @@ class Evaluation:
         order = {mode.label: m for m, mode in enumerate(self.modes)}
         found = [answer for answer in store if answer.mode in order and answer.id < len(self.examples)]
         answers = tuple(sorted(found, key=lambda answer: (order[answer.mode], answer.id)))
-        kinds = [example.category for example in self.examples]
-        result = EvaluationResult.of(answers, self.reference, kinds, baselines_of(self.modes), self.batch_size)
+        lossless = {mode.label for mode in self.modes if mode.decides_losslessly(self.pair.rule_heads)}
+        result = EvaluationResult.of(answers, self.reference, baselines_of(self.modes), lossless, self.batch_size)
         return replace(result, is_whole=len(answers) == len(self.modes) * len(self.examples))
 
 

@@ -120,6 +120,15 @@ class DecodingMode:
         sums = {rule: heads[rule].checksum for rule in self.rules if rule in heads}
         return {**self.config, "temperature": self.temperature, **nucleus, "heads": sums}
 
+    def decides_losslessly(self, heads: Mapping[str, Head]) -> bool:
+        """Tell whether a lossy rule decides as the lossless one here: by its setting, or since nothing is drawn."""
+        if self.rule in (None, "lossless") or "certificate" in self.settings:
+            return False
+        own = {rule: heads[rule] for rule in self.rules if rule in heads} or self.head
+        rule, drawn = LossyConfig.from_fields(self.rule, dict(self.settings), own).rule, self.temperature is not None
+        longest = self.gamma if isinstance(self.gamma, int) else None
+        return rule.is_lossless(drawn) or rule.check_mode(drawn, longest) is not None
+
     def check_heads(self, heads: Mapping[str, Head]) -> None:
         for rule in self.rules:
             if head_type(REGISTRY[rule]) is not None and rule not in heads and self.head is None:
@@ -198,15 +207,13 @@ def usual_modes(heads: Mapping[str, Head], gamma: int | str, temperature: float 
     >>> [mode.label for mode in usual_modes({}, 5, temperature=0.9)][:3]
     ['lossless', 'dropmatch', 'ears']
     """
-    modes, drawn = [], temperature is not None
+    modes = []
     for name, rule in REGISTRY.items():
-        head = heads.get(name)
-        if head_type(rule) is not None and head is None:
+        if head_type(rule) is not None and name not in heads:
             continue
-        acceptor = LossyConfig.from_fields(name, dict(rule.usual), head).rule
-        idle = acceptor.is_lossless(drawn) or acceptor.check_mode(drawn, None if gamma == "auto" else gamma)
-        if name == "lossless" or not idle:
-            modes.append(DecodingMode(name, name, rule.usual, gamma, temperature))
+        mode = DecodingMode(name, name, rule.usual, gamma, temperature)
+        if not mode.decides_losslessly(heads):
+            modes.append(mode)
     return modes
 
 

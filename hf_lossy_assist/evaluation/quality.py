@@ -146,6 +146,18 @@ def paired_interval(scores: Sequence[float], reference: Sequence[float]) -> Inte
     return Interval((sum(scores) - sum(reference)) / len(scores), max(-1.0, low), min(1.0, high))
 
 
+def smallest_loss(n: int) -> float | None:
+    """Return the smallest loss that n right or wrong answers can show by :func:`paired_interval`; None if they can't.
+
+    Examples
+    --------
+    >>> smallest_loss(100), smallest_loss(4)
+    (0.06, None)
+    """
+    lost = (k for k in range(1, n + 1) if paired_interval([0.0] * k + [1.0] * (n - k), [1.0] * n).high < 0)
+    return next((k / n for k in lost), None)
+
+
 def times_as_fast(own: ArrayLike, other: ArrayLike) -> Interval:
     """Return the ratio of tokens per second, own over other, as :func:`interval` over answers.
 

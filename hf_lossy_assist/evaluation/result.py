@@ -1,92 +1,95 @@
-"""The result of an evaluation: scores, lengths and speeds of every mode, also by category, as tables and a plot."""
+"""The result of an evaluation: what every mode gains and loses, in words, as tables and as a plot."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
 from itertools import cycle
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
 
-from .answers import Answer, AnswerStore, by_mode
-from .quality import Interval, interval
+from .answers import Answer, AnswerStore
+from .quality import Interval
 from .scores import ModeScore, mode_scores
-from .tables import (
-    Column,
-    NumberTable,
-    as_text,
-    figure,
-    number,
-    percent,
-    table,
-)
-
-
-@dataclass(frozen=True)
-class Kind:
-    """A mode's results on the prompts of one category."""
-
-    category: str
-    row: ModeScore
-    acceptance: Interval  # tokens per call of the target, with an interval over the prompts
+from .tables import Column, NumberTable, as_text, figure, number, percent, table, wrapped
+from .verdict import BASES, base_of, conclusion, sentence
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class EvaluationResult:
-    """The answers of an evaluation, and every mode's score by its label; prints as a table of scores."""
+    """The answers of an evaluation, and every mode's score by its label; printed, tables and a verdict."""
 
     answers: Sequence[Answer]
     modes: Mapping[str, ModeScore]
     reference: str  # the label that all are compared with
-    kinds: Sequence[Kind] = ()  # the same by the prompts' categories, if the task has several
+    baselines: Mapping[str, Collection[str]]  # of :func:`.scores.baselines_of`
     is_whole: bool = True  # whether every mode has answered every problem
 
     @classmethod
     def of(
-        cls, answers: Sequence[Answer], reference: str, categories: Sequence[str] = (),
-        baselines: Mapping[str, Collection[str]] = MappingProxyType({}), batch_size: int = 1,
+        cls, answers: Sequence[Answer], reference: str, baselines: Mapping[str, Collection[str]] = MappingProxyType({}),
+        lossless: Collection[str] = (), batch_size: int = 1,
     ) -> EvaluationResult:  # fmt: skip
-        """Sum up answers to problems of the given ``categories``; the rest is as for :func:`.scores.mode_scores`."""
-        scores = {row.label: row for row in mode_scores(answers, reference, baselines, batch_size)}
-        kinds = []
-        for category in dict.fromkeys(categories) if len({*categories}) > 1 else ():
-            own = [answer for answer in answers if categories[answer.id] == category]
-            lengths = {
-                label: interval([(one.tokens, max(1, one.rounds)) for one in x.values()], log=True)
-                for label, x in by_mode(own).items()
-            }
-            rows = mode_scores(own, reference, baselines, batch_size)
-            kinds += [Kind(category, row, lengths[row.label]) for row in rows]
-        return cls(answers, scores, reference, kinds)
+        """Sum up answers as :func:`.scores.mode_scores` does; ``lossless`` are rules that decide losslessly here."""
+        rows = mode_scores(answers, reference, baselines, batch_size)
+        scores = {row.label: replace(row, lossless=row.label in lossless) for row in rows}
+        return cls(answers, scores, reference, baselines)
 
     def __repr__(self) -> str:
-        return "\n\n".join(map(as_text, self.tables))
+        return "\n\n".join([*map(as_text, self.tables), *(["\n".join(self.verdict)] if self.verdict else [])])
+
+    def _repr_html_(self) -> str:
+        return "\n".join([*(each.html() for each in self.tables), *(f"<p>{line}</p>" for line in self.verdict)])
+
+    @property
+    def fastest(self) -> dict[str, str]:
+        """The label of each baseline's fastest mode."""
+        paces = {label: row.tokens_per_second for label, row in self.modes.items() if row.speed is not None}
+        known = {name: [label for label in labels if label in paces] for name, labels in self.baselines.items()}
+        return {name: max(labels, key=paces.get) for name, labels in known.items() if labels} or {
+            "reference": self.reference
+        }
+
+    @property
+    def verdict(self) -> list[str]:
+        """What is shown of each mode but the reference, in a sentence each; of several rules also who is the fastest.
+
+        Of the settings of ``lossless``, the fastest stands for all.
+        """
+        fastest, settings = self.fastest, {*self.baselines.get("lossless", ()), *self.baselines.get("stock", ())}
+        graded = any(answer.score not in (None, 0, 0.5, 1) for answer in self.answers)
+        slow = {*self.baselines.get("lossless", ())} - {*fastest.values()}
+        words = []
+        for label, row in self.modes.items():
+            if label != self.reference and label not in slow:
+                base = base_of(label, fastest, settings)
+                words.append(sentence(row, base, fastest.get(base, ""), self.reference, graded=graded))
+        base = base_of("", fastest)
+        rules = [
+            row for label, row in self.modes.items() if label not in settings | {self.reference, *fastest.values()}
+        ]
+        told = len(rules) > 1 and all(row.speed and not row.speed.few for row in rules)
+        return [*words, conclusion(rules, base, fastest[base])] if told else words
 
     @property
     def tables(self) -> list[NumberTable]:
-        """Scores, lengths and speeds, and all by category; those that nothing is known for are left out."""
-        rows = list(self.modes.values())
-        timed = [row for row in rows if row.speed is not None]
-        made = [
-            score_table(rows, self.reference),
-            length_table(rows, self.reference),
-            speed_table(timed) if timed else None,
-            kind_table(self.kinds) if self.kinds else None,
-        ]
-        return [each for each in made if each is not None]
+        """Speed with quality, and how answers and the work for them differ."""
+        rows = [*self.modes.values()]
+        return [score_table(rows, self.reference, self.fastest), answer_table(rows, self.reference)]
+
+    @property
+    def details(self) -> list[NumberTable]:
+        """All else that is known of speeds."""
+        timed = [row for row in self.modes.values() if row.speed is not None]
+        return [speed_table(timed, self.reference, self.fastest)] if timed else []
 
     def save(self, store: AnswerStore) -> None:
-        """Write ``summary.json`` with an entry per mode, ``plot.png``, and perhaps ``categories.json``."""
+        """Write ``summary.json`` with an entry per mode, and ``plot.png``."""
         store.write("summary.json", {label: row.entry for label, row in self.modes.items()})
-        if self.kinds:
-            store.write("categories.json", [asdict(kind) for kind in self.kinds])
         plot_scores(list(self.modes.values()), store.folder / "plot.png")
 
 
 Rows = Sequence[ModeScore]
-
-_BASELINES = {"plain": "× plain", "stock": "× best\nstock", "lossless": "× best\nlossless"}
 
 
 def points(row: ModeScore) -> str:
@@ -95,60 +98,64 @@ def points(row: ModeScore) -> str:
     return f"{values:+.1f}" if any(values) else ""
 
 
-def score_table(rows: Rows, reference: str) -> NumberTable:
-    columns: dict[str, Column] = {"mode": lambda row: row.label, "n": lambda row: str(row.n)}
-    if scored := any(row.score is not None for row in rows):
+def _over(label: str) -> str:
+    """Return the heading of a column with intervals beside a mode."""
+    return wrapped(f"{label} (95 %)", 20)
+
+
+def _label(row: ModeScore) -> str:
+    return f"{row.label} (lossless)" if row.lossless else row.label
+
+
+def _times(name: str, label: str) -> Column:
+    def column(row: ModeScore) -> str:
+        if row.speed is None:
+            return ""
+        return "too few calls" if row.speed.few and row.label != label else str(row.speed.times[name])
+
+    return column
+
+
+def score_table(rows: Rows, reference: str, fastest: Mapping[str, str]) -> NumberTable:
+    """Lay out speed with quality, beside the fastest mode of the first baseline that is there."""
+    columns: dict[str, Column] = {"mode": _label, "n": lambda row: str(row.n)}
+    if any(row.score is not None for row in rows):
         columns |= {
             "score\n(%)": lambda row: percent(row.score, 1),
-            f"points against\n{reference} (95 %)": points,
+            f"points against\n{_over(reference)}": points,
         }
-    columns |= {
-        "mean\nkept": lambda row: number(row.mean_accepted),
+    columns["tokens\n/s"] = lambda row: "" if row.tokens_per_second is None else figure(row.tokens_per_second)
+    if (base := next((name for name in BASES if name in fastest), None)) and any(row.speed for row in rows):
+        columns[_over(f"× {fastest[base]}")] = _times(base, fastest[base])
+    return table(rows, columns, "Speed and quality")
+
+
+def answer_table(rows: Rows, reference: str) -> NumberTable:
+    """Lay out how answers differ: a rule that writes more tokens a second may need more of them."""
+    columns: dict[str, Column] = {
+        "mode": _label,
         "tokens/\nround": lambda row: number(row.tokens_per_round),
-        "calls/\n100": lambda row: f"{row.target_calls_per_100_tokens:.1f}",
-        "tokens\n/s": lambda row: "" if row.tokens_per_second is None else figure(row.tokens_per_second),
-    }
-    title = "Scores; m" if scored else "M"
-    return table(rows, columns, f"{title}ean kept: drafted tokens per round; calls of the target per 100 tokens")
-
-
-def length_table(rows: Rows, reference: str) -> NumberTable:
-    """Lay out how long answers are and take: a rule that writes more tokens a second may need more of them."""
-    columns: dict[str, Column] = {
-        "mode": lambda row: row.label,
-        "tokens/\nanswer": lambda row: f"{row.tokens_per_answer:.1f}",
-        f"against\n{reference} (95 %)": lambda row: "" if row.tokens_apart is None else f"{row.tokens_apart:+.1f}",
-        "cut off\n(%)": lambda row: percent(row.cut_off, 1),
-        "seconds/\nanswer": lambda row: "" if row.seconds_per_answer is None else figure(row.seconds_per_answer),
-        "against it\n(95 %)": lambda row: "" if row.seconds_apart is None else f"{row.seconds_apart:+.2f}",
         "same\ntexts": lambda row: str(row.same_texts),
+        "tokens/\nanswer": lambda row: f"{row.tokens_per_answer:.1f}",
+        f"more than\n{_over(reference)}": lambda row: "" if row.tokens_apart is None else f"{row.tokens_apart:+.1f}",
+        "cut off\n(%)": lambda row: percent(row.cut_off, 1),
     }
-    return table(rows, columns, "Length and time of answers; cut off: ended at the limit of their length")
+    return table(rows, columns, f"Answers; same texts: as {reference}; cut off: ended at the limit of their length")
 
 
-def speed_table(rows: Rows) -> NumberTable:
-    """Lay out speeds beside the target alone, the fastest of transformers' own modes, and of the lossless ones."""
+def speed_table(rows: Rows, reference: str, fastest: Mapping[str, str]) -> NumberTable:
+    """Lay out the time of answers, and speeds beside each baseline's fastest mode."""
     columns: dict[str, Column] = {
-        "mode": lambda row: row.label,
-        "tokens/s": lambda row: figure(row.tokens_per_second),
+        "mode": _label,
+        "kept/\nround": lambda row: number(row.mean_accepted),
+        "seconds/\nanswer": lambda row: figure(row.seconds_per_answer),
+        f"more than\n{_over(reference)}": lambda row: "" if row.seconds_apart is None else f"{row.seconds_apart:+.2f}",
     }
     if any(row.speed.least < row.speed.most for row in rows):
-        columns["least–largest"] = lambda row: "–".join(map(figure, (row.speed.least, row.speed.most)))
-    for name in rows[0].speed.times:
-        columns[_BASELINES[name]] = lambda row, name=name: str(row.speed.times.get(name) or "")
-    return table(rows, columns, "Speed; ×: tokens per second, with 95 % intervals over the calls")
-
-
-def kind_table(kinds: Sequence[Any]) -> NumberTable:
-    """Lay out acceptance lengths and speeds by category."""
-    columns: dict[str, Column] = {
-        "category": lambda kind: kind.category,
-        "mode": lambda kind: kind.row.label,
-        "n": lambda kind: str(kind.row.n),
-        "tokens/call\n(95 %)": lambda kind: str(kind.acceptance),
-        "tokens\n/s": lambda kind: "" if kind.row.tokens_per_second is None else figure(kind.row.tokens_per_second),
-    }
-    return table(kinds, columns, "By category: tokens per call of the target, and speed")
+        columns["tokens/s,\nleast–most"] = lambda row: "–".join(map(figure, (row.speed.least, row.speed.most)))
+    for name, label in fastest.items():
+        columns[_over(f"× {label}")] = _times(name, label)
+    return table(rows, columns, "Time; ×: tokens per second, with 95 % intervals over the calls")
 
 
 def plot_scores(rows: Rows, path: Path) -> None:

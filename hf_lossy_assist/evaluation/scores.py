@@ -20,6 +20,12 @@ class Speed:
     least: float  # tokens per second of the slowest repeat
     most: float
     times: Mapping[str, Interval]  # tokens per second over those of a baseline's fastest mode, by the baseline's name
+    calls: int  # of ``generate()``
+
+    @property
+    def few(self) -> bool:
+        """Whether calls are too few for an interval that tells anything: with three, its ends are 4.3 errors off."""
+        return self.calls < 4
 
 
 @dataclass(frozen=True)
@@ -43,6 +49,7 @@ class ModeScore:
     seconds_apart: Interval | None
     cut_off: float  # the share of answers that ended at the limit of their length
     speed: Speed | None = None
+    lossless: bool = False  # whether a lossy rule decides as the lossless one here
 
     @property
     def entry(self) -> dict[str, Any]:
@@ -102,6 +109,7 @@ class _Comparison:
         return Speed(
             tokens / max(repeats), tokens / min(repeats),
             {name: _times(self.seen[label], self.seen[other]) for name, other in self.fastest.items()},
+            len(self.seen[label]),
         )  # fmt: skip
 
 
@@ -116,7 +124,8 @@ def mode_scores(
     Parameters
     ----------
     baselines
-        The labels of :func:`baselines_of`. Of each baseline the fastest mode counts for :class:`Speed`.
+        The labels of :func:`baselines_of`. Of each baseline the fastest mode counts for :class:`Speed`. Where none is
+        there, the reference is one.
     batch_size
         Problems of one call, whose time they share.
     """
@@ -130,7 +139,7 @@ def mode_scores(
         name: max(known, key=lambda label: _pace(seen[label]))
         for name, labels in baselines.items()
         if (known := [label for label in labels if label in seen])
-    }
+    } or ({"reference": reference} if reference in seen else {})
     comparison = _Comparison(modes, reference, seen, fastest)
     return [comparison.row(label) for label in modes]
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import io
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
+from html import escape
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
@@ -12,6 +14,9 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table
 
 Column = Callable[[Any], str]
+
+_ANY_WIDTH = 10_000
+_LABEL = 14  # the least width of labels, where they are longer
 
 
 @dataclass(frozen=True)
@@ -26,18 +31,28 @@ class NumberTable:
     cells: tuple[tuple[str, ...], ...]
 
     def __rich_console__(self, screen: Console, options: ConsoleOptions) -> RenderResult:
-        if self._fits(screen, options):
+        if self.room(screen, options) >= max((len(row[0]) for row in self.cells), default=0):
             yield self._laid_out()
             return
         cells = tuple((label, *(number.replace(" (", "\n(") for number in numbers)) for label, *numbers in self.cells)
         yield from replace(self, cells=cells)._parts(screen, options)
 
+    def html(self) -> str:
+        """Return the table for a page."""
+
+        def row(tag: str, cells: Iterable[str]) -> str:
+            return "<tr>" + "".join(f"<{tag}>{escape(cell)}</{tag}>" for cell in cells) + "</tr>"
+
+        lines = [row("th", self.names), *(row("td", cells) for cells in self.cells)]
+        return f"<table><caption>{escape(self.title or '')}</caption>{''.join(lines)}</table>"
+
     def _parts(self, screen: Console, options: ConsoleOptions) -> RenderResult:
         """Lay out as many columns as fit, then the others."""
-        size = len(self.names)
-        while size > 2 and not self._part(0, size)._fits(screen, options):
+        size, least = len(self.names), max((len(part) for row in self.cells for part in _parts(row[0])), default=0)
+        while size > 2 and self._part(0, size).room(screen, options) < max(_LABEL, least):
             size -= 1
-        yield self._part(0, size)._laid_out()
+        first = self._part(0, size)
+        yield first._laid_out(max(least, first.room(screen, options)))
         if size < len(self.names):
             yield from replace(self._part(size, None), title=None)._parts(screen, options)
 
@@ -46,24 +61,38 @@ class NumberTable:
         first, *others = ((row[0], *row[max(1, start) : stop]) for row in (self.names, *self.cells))
         return replace(self, names=first, cells=tuple(others))
 
-    def _fits(self, screen: Console, options: ConsoleOptions) -> bool:
-        least = min(14, max((len(row[0]) for row in self.cells), default=0))
-        narrowest = screen.measure(self._laid_out(least), options=options.update(max_width=_ANY_WIDTH))
-        return narrowest.maximum <= options.max_width
+    def room(self, screen: Console, options: ConsoleOptions) -> int:
+        """Return the width that the numbers leave for labels."""
+        others = replace(self, cells=tuple(("", *row[1:]) for row in self.cells))._laid_out()
+        own = len(self.names[0])
+        return options.max_width - screen.measure(others, options=options.update(max_width=_ANY_WIDTH)).maximum + own
 
-    def _laid_out(self, width: int | None = None) -> Table:
-        """Return the table; ``width`` is that of the labels, by default what the numbers leave."""
+    def _laid_out(self, width: int = _ANY_WIDTH) -> Table:
+        """Return the table; ``width`` is the most that labels get."""
         laid_out = Table(title=self.title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
         first, *numbers = self.names
-        laid_out.add_column(first, overflow="fold", width=width)
+        laid_out.add_column(first, no_wrap=True)
         for name in numbers:
             laid_out.add_column(name, justify="right", no_wrap=True)
-        for row in self.cells:
-            laid_out.add_row(*row)
+        for label, *cells in self.cells:
+            laid_out.add_row(wrapped(label, width), *cells)
         return laid_out
 
 
-_ANY_WIDTH = 10_000
+def _parts(label: str) -> list[str]:
+    """Return the parts of a label that stay whole."""
+    return re.findall(r"(?:[^:+ ]| (?=%))*[:+ ]|(?:[^:+ ]| (?=%))+", label)
+
+
+def wrapped(label: str, width: int) -> str:
+    """Break a label into lines, between its parts alone."""
+    lines = [""]
+    for part in _parts(label):
+        if len(lines[-1]) + len(part.rstrip()) <= width:
+            lines[-1] += part
+        else:
+            lines.append(part)
+    return "\n".join(line.rstrip() for line in lines).strip("\n")
 
 
 def table(rows: Iterable[Any], columns: Mapping[str, Column], title: str) -> NumberTable:

@@ -119,8 +119,8 @@ class SpecBench(Prompts):
     >>> import pathlib, tempfile
     >>> path = pathlib.Path(tempfile.mkdtemp()) / "question.jsonl"
     >>> _ = path.write_text('{"question_id": 81, "category": "writing", "turns": ["Write a poem.", "Shorter!"]}\\n')
-    >>> [(example.category, example.prompt) for example in SpecBench(data=str(path)).examples("test", 9)]
-    [('mt_bench', 'Write a poem.')]
+    >>> [example.prompt for example in SpecBench(data=str(path), category="mt_bench").examples("test", 9)]
+    ['Write a poem.']
     """
 
     name = "spec-bench"
@@ -139,7 +139,7 @@ def _in_turn(rows: Iterable[tuple[Any, Any]], category: str | None, source: str)
     for name, text in rows:
         if not isinstance(name, str) or not isinstance(text, str):
             raise LossyValueError(f"`data` ({source}) has to have rows with a `category` and `turns`, but one has not")
-        found.setdefault(name, []).append(Example(text, "", category=name))
+        found.setdefault(name, []).append(Example(text, ""))
     if category is not None and category not in found:
         raise LossyValueError(f"`category` has to be one of {sorted(found)} in {source}, but is {category!r}")
     chosen = found.values() if category is None else [found[category]]

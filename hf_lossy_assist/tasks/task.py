@@ -5,7 +5,7 @@ from __future__ import annotations
 import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -26,7 +26,6 @@ class Example:
     prompt: str  # the text to continue
     answer: str  # the reference, in the form that :meth:`Task.answer` returns
     solution: str = ""  # a full reference response, if the task has one
-    category: str = field(default="", repr=False)  # a kind of prompt that results are also given for
 
 
 class Task(ABC):

@@ -17,11 +17,7 @@ from hf_lossy_assist.cli.mine import figures_of
 from hf_lossy_assist.cli.rules import rule_page, rules_tables
 from hf_lossy_assist.core.statistics import LossyStats
 from hf_lossy_assist.evaluation.quality import Interval
-from hf_lossy_assist.evaluation.result import (
-    length_table,
-    score_table,
-    speed_table,
-)
+from hf_lossy_assist.evaluation.result import EvaluationResult
 from hf_lossy_assist.evaluation.scores import ModeScore, Speed
 from hf_lossy_assist.evaluation.tables import as_text
 from hf_lossy_assist.training.label_folder import PromptLabels
@@ -32,9 +28,11 @@ SCORES = [
     ModeScore(
         LABEL, 1.0, 12345, -0.999, -1.0, -0.888, 13.37, 14.37, 12345.6, 100.0, 12345,
         512.3, Interval(-12.3, -45.6, 23.4), 12.34, Interval(-1.23, -4.56, 2.34), 1.0,
-        Speed(10234.5, 13456.7, dict.fromkeys(("plain", "stock", "lossless"), RATIO)),
+        Speed(10234.5, 13456.7, dict.fromkeys(("plain", "stock", "lossless"), RATIO), 12345), True,
     )
 ]  # fmt: skip
+RESULT = EvaluationResult((), {row.label: row for row in SCORES}, "target alone", {"stock": [LABEL]})
+TABLES = [*RESULT.tables, *RESULT.details]
 TESTED = SimpleNamespace(
     mode=LABEL, outcome="not certified", n=12345, loss=12.34, bound=23.45, confidence=99.9, tokens_per_second=12345.6,
 )  # fmt: skip
@@ -60,9 +58,7 @@ def numbers_of(shown: Any) -> set[str]:
 @pytest.mark.parametrize(
     "shown_table",
     [
-        score_table(SCORES, "target alone"),
-        length_table(SCORES, "target alone"),
-        speed_table(SCORES),
+        *TABLES,
         outcome_table(SimpleNamespace(tested=[TESTED], max_loss=1.0, confidence=95.0)),
         figures_table(figures_of("judge", PROMPTS)),
         figures_table(STATS.figures(), STATS.title),
@@ -82,21 +78,30 @@ def test_tables_fit(shown_table: Any):
 
 @pytest.mark.parametrize("width", [40, 60, 80, 100, 200])
 def test_columns_move_to_another_table_before_a_digit_is_cut(width: int):
-    for shown_table in (score_table(SCORES, "target alone"), length_table(SCORES, "target alone")):
+    for shown_table in TABLES:
         shown = render(shown_table, width)
         assert max(map(len, shown.splitlines())) <= width
         assert numbers_of(shown_table) <= {*shown.split()}, shown
+        words = re.split(r"[\s+:]+", shown)
+        assert {"topk@24", "tolerance=1.0", "dropmatch", "criterion=naive"} <= {*words}, "no label breaks inside a word"
 
 
 def test_a_table_that_fits_keeps_intervals_beside_their_numbers():
-    assert "-99.9 (-100.0 to -88.8)" in render(score_table(SCORES, "target alone"), 100)
+    assert "-99.9 (-100.0 to -88.8)" in render(TABLES[0], 160)
 
 
-@pytest.mark.parametrize("lay_out", [score_table, length_table])
-def test_the_text_of_a_result_has_100_columns(lay_out: Any):
-    shown = as_text(lay_out(SCORES, "target alone"))
-    assert 80 < max(map(len, shown.splitlines())) <= 100
-    assert numbers_of(lay_out(SCORES, "target alone")) <= {*shown.split()}, shown
+@pytest.mark.parametrize("laid_out", TABLES, ids=lambda table: table.title)
+def test_the_text_of_a_result_has_100_columns(laid_out: Any):
+    shown = as_text(laid_out)
+    assert max(map(len, shown.splitlines())) <= 100
+    assert numbers_of(laid_out) <= {*shown.split()}, shown
+
+
+def test_a_notebook_shows_tables_and_the_verdict():
+    page = RESULT._repr_html_()
+    assert page.count("<table>") == page.count("</table>") == 2
+    assert f"<td>{LABEL} (lossless)</td>" in page
+    assert "<p>`topk@24" in page
 
 
 @pytest.mark.parametrize("name", ["all", *REGISTRY])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 from dataclasses import asdict, replace
 
@@ -156,8 +155,7 @@ def test_the_folder_holds_answers_summary_and_plot(pair, whole, tmp_path):
         assert list(entry) == [
             "score", "n", "difference", "low", "high", "mean_accepted", "tokens_per_round", "tokens_per_second",
             "target_calls_per_100_tokens", "same_texts", "tokens_per_answer", "tokens_apart", "seconds_per_answer",
-            "seconds_apart", "cut_off",
-            "speed",
+            "seconds_apart", "cut_off", "speed", "lossless",
         ]  # fmt: skip
         assert {"label": label, **entry} == json.loads(json.dumps(asdict(result.modes[label])))
         assert (entry["low"] < entry["high"]) is (label != "plain")
@@ -215,14 +213,16 @@ def test_defaults_of_an_enabled_model_are_no_mode_s(pair, whole):
     assert untimed(result.answers) == untimed(whole.answers)
 
 
-def test_the_result_is_a_table(whole):
-    scores, lengths = (part.splitlines() for part in repr(whole).split("\n\nLength"))
-    assert scores[0].startswith("Scores; ")
+def test_the_result_is_two_tables_and_a_verdict(whole):
+    scores, answers, verdict = (part.splitlines() for part in repr(whole).split("\n\n") if "─" in part or "`" in part)
     assert "points against" in repr(whole)
-    for printed in (scores, lengths):
-        assert [line.split()[0] for line in printed[-4:]] == MODES.split(",")
-    assert scores[-4].split()[1:3] == ["6", "50.0"]
+    for printed in (scores, answers):
+        assert [
+            line.split()[0] for line in printed if line.split()[:1] and line.split()[0] in MODES.split(",")
+        ] == MODES.split(",")
+    assert [line.split()[0] for line in verdict] == ["`stock`", "`lossless`", "`topk:k=3`"]
     assert len(repr(whole)) < 2500
+    assert [table.title.split(";")[0] for table in whole.details] == ["Time"]
 
 
 def test_prompt_lookup_drafts_without_a_model(pair):
@@ -296,22 +296,3 @@ def test_an_eagle3_head_drafts_and_the_plan_knows_it(pair, tmp_path):
     assert found.modes["lossless"].n == 1
     with pytest.raises(LossyValueError, match="draft"):
         hf_lossy_assist.evaluate(pair.target, other, modes="plain,lossless", **shared)
-
-
-def test_results_are_also_given_by_category(evaluation, pair, tmp_path):
-    task = copy.copy(pair.task)
-    task._examples = [replace(x, category="even odd".split()[i % 2]) for i, x in enumerate(pair.task._examples)]
-    sorted_ = changed(evaluation, task=task, limit=4, modes=evaluation.modes[:3])
-    store = AnswerStore(tmp_path, sorted_.plan())
-    answered(sorted_, store)
-    result = sorted_.finish(store)
-    assert [(kind.category, kind.row.label, kind.row.n) for kind in result.kinds] == [
-        (name, label, 2) for name in ("even", "odd") for label in ("plain", "stock", "lossless")
-    ]
-    for kind in result.kinds:
-        own = [a for a in result.answers if a.mode == kind.row.label and a.id % 2 == (kind.category == "odd")]
-        assert kind.row.score == (kind.category == "odd")
-        assert kind.acceptance[0] == pytest.approx(sum(a.tokens for a in own) / sum(a.rounds for a in own))
-        assert kind.acceptance[1] <= kind.acceptance[0] <= kind.acceptance[2]
-    assert "By category" in repr(result)
-    assert [kind["category"] for kind in json.loads((tmp_path / "categories.json").read_text())[::3]] == ["even", "odd"]

@@ -25,7 +25,7 @@ from hf_lossy_assist.evaluation.quality import (
     times_as_fast,
 )
 from hf_lossy_assist.evaluation.requests import batches_of, run_request
-from hf_lossy_assist.evaluation.result import length_table
+from hf_lossy_assist.evaluation.result import answer_table
 from hf_lossy_assist.evaluation.scores import mode_scores
 from hf_lossy_assist.evaluation.tables import as_text
 from tests.tiny_models import prompt
@@ -174,7 +174,7 @@ def test_lengths_and_times_are_compared_problem_by_problem():
     assert (lossy.tokens_per_answer, lossy.tokens_apart) == (28.0, pytest.approx((3.0, known.low, known.high)))
     assert lossy.seconds_per_answer == pytest.approx(2.8)
     assert lossy.seconds_apart == pytest.approx((0.3, known.low / 10, known.high / 10))
-    shown = as_text(length_table([alone, lossy], "plain"))
+    shown = as_text(answer_table([alone, lossy], "plain"))
     assert f"+3.0 ({known.low:+.1f} to {known.high:+.1f})" in shown
 
 

@@ -89,18 +89,17 @@ def written(folder, rows):
 
 
 def shown(task, n=99):
-    return [(example.category, example.prompt) for example in task.examples("test", n)]
+    return [example.prompt for example in task.examples("test", n)]
 
 
 def test_spec_bench_has_six_categories_that_take_turns(tmp_path):
     data = written(tmp_path, SPEC)
     assert shown(tasks.load("spec-bench", data)) == [
-        ("mt_bench", "Write of Hawaii."), ("translation", "Translate: Hallo"), ("summarization", "Summarize: a\n\nb"),
-        ("mt_bench", "Be a king."), ("translation", "Translate: Welt"),
+        "Write of Hawaii.", "Translate: Hallo", "Summarize: a\n\nb", "Be a king.", "Translate: Welt",
     ]  # fmt: skip
     assert len(shown(tasks.load("spec-bench", data), 2)) == 2
     only = tasks.load("spec-bench", data, category="translation")
-    assert shown(only) == [("translation", "Translate: Hallo"), ("translation", "Translate: Welt")]
+    assert shown(only) == ["Translate: Hallo", "Translate: Welt"]
     assert only.score(only.examples("test", 1)[0], "hello there", "hello") == pytest.approx(2 / 3)
 
 
