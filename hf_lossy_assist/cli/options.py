@@ -17,6 +17,7 @@ from ..generation.spelling import FORM
 from ..store.folder import this_process
 from ..tasks import Example, Task
 from ..tasks.lookup import SHIPPED, load
+from ..tasks.own_problems import of_file
 from ..values import check_name, json_or_text
 from .console import limit_threads
 
@@ -197,7 +198,7 @@ class Prompts:
         ),
     ] = None
     data: str | None = None
-    "A file for the task to read; without --task, one prompt a line."
+    "A file for the task to read; without --task, a prompt a line, or JSONL with `prompt` and perhaps `answer`."
     split: str | None = None
     "The task's split; test by default, and for `mine` its first."
 
@@ -212,7 +213,7 @@ class Prompts:
         """The task, or the file's prompts, if either is named."""
         if self.task is not None:
             return load(_SETTING.split(self.task)[0], self.data, **self.settings)
-        return None if self.data is None else load("prompts", self.data, split=self.split or "test")
+        return None if self.data is None else of_file(self.data)
 
     def chosen_split(self, default: str | None = "test") -> str | None:
         return self.split or self.settings.get("split", default)
@@ -227,9 +228,9 @@ class Prompts:
             from ..pairs import task_of
 
             own = task_of(pair)
-        task = self.loaded or own or load("prompts", str(OPENINGS), split="test")
-        task.examples(self.chosen_split(split) or task.splits[0], 1)
-        return task, self.task is not None or own is not None
+        task = self.loaded or own or of_file(str(OPENINGS))
+        first = task.examples(self.chosen_split(split) or task.splits[0], 1)
+        return task, self.task is not None or any(example.answer for example in first)
 
 
 def shown(prompt: str | None, pair: str | None) -> Example:

@@ -71,13 +71,12 @@ Prompts = Sequence[str] | Sequence[Sequence[int]]
 class PromptList(PlainPrompts):
     """Texts or token ids to continue, without right answers."""
 
-    splits = ("test",)
     max_new_tokens = 256
 
     def __init__(self, prompts: Prompts) -> None:
         if not prompts:
             raise LossyValueError("`prompts` has to hold at least one prompt, but is empty")
-        self._by_split = {"test": [Example(prompt, "") for prompt in prompts]}
+        self._examples = [Example(prompt, "") for prompt in prompts]
 
     def encode(self, example: Example, tokenizer: PreTrainedTokenizerBase) -> list[int]:
         return super().encode(example, tokenizer) if isinstance(example.prompt, str) else list(example.prompt)

@@ -11,50 +11,43 @@ from typing import Any
 from ..errors import LossyValueError
 from ..store.folder import kind_of, read_text
 from ..values import from_json
-from .task import Example, Task, prompt_of, read_jsonl, split_of
+from .task import Example, Row, Task, prompt_of, read_jsonl
 
 _MT_BENCH = ("writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities")
 
 
 class Prompts(Task):
-    """Texts to continue: for labels that need no answer, such as SPRINTER's.
+    """Texts to continue: for labels that need no answer, such as SPRINTER's, and to measure times.
 
-    A response is its own answer; its score is ROUGE-L against the reference mode's text. By a hash, one prompt in ten
-    is validation and one in ten is test.
+    A response is its own answer; its score is ROUGE-L against the reference mode's text.
 
     Parameters
     ----------
     data
         A text file with one prompt per line, a JSONL file whose rows have a ``prompt``, ``question`` or ``turns``, or a
         JSON file with a list of such rows or of texts; each also gzipped.
-    split
-        Puts all prompts into one split.
-    category
-        Keeps rows of a JSONL file with this ``category``.
 
     Examples
     --------
     >>> import pathlib, tempfile
     >>> path = pathlib.Path(tempfile.mkdtemp()) / "prompts.txt"
     >>> _ = path.write_text("Once upon a time\\nOne day\\nThere was a dog\\n")
-    >>> task = Prompts(data=str(path))
-    >>> sum(len(task.examples(split, 9)) for split in task.splits)
+    >>> len(Prompts(data=str(path)).examples("test", 9))
     3
     """
 
     name = "prompts"
+    splits = ("test",)
 
-    def __init__(self, data: str, split: str | None = None, category: str | None = None) -> None:
-        if split is not None:
-            self.check_split(split)
-            self.splits = (split,)
-        self._by_split: dict[str, list[Example]] = {name: [] for name in self.splits}
-        for text in dict.fromkeys(_texts(data, category)):
-            self._by_split[split or split_of(text, 0.1, 0.2)].append(Example(text, ""))
+    def __init__(self, data: str) -> None:
+        texts = [*map(prompt_of, rows_of(data))]
+        if not all(isinstance(text, str) for text in texts):
+            raise LossyValueError(f"`data` has to hold one prompt per line, but {data!r} has a line without")
+        self._examples = [Example(text, "") for text in dict.fromkeys(texts)]
 
     def examples(self, split: str, n: int) -> list[Example]:
         self.check_split(split)
-        return self._by_split[split][:n]
+        return self._examples[:n]
 
     def extract_answer(self, text: str) -> str | None:
         return text.strip() or None
@@ -83,21 +76,17 @@ def rouge_l(text: str, reference: str) -> float:
     return 2 * longest[-1] / (len(own) + len(other)) if longest[-1] else 0.0
 
 
-def _texts(data: str, category: str | None) -> list[str]:
+def rows_of(data: str) -> list[Row]:
+    """Return a file's rows; a line of text, or a text of a list, is a row with a ``prompt``."""
     kind = kind_of(Path(data))
     if kind == ".jsonl":
-        rows = read_jsonl(data, ())
-        texts = [prompt_of(row) for row in rows if category in (None, row.get("category"), row.get("subject"))]
-        if not texts:
-            raise LossyValueError(f"`data` ({data}) has no rows of the category {category!r}")
-    elif kind == ".json":
-        rows = from_json(read_text(data, "data"), f"`data` ({data})")
-        texts = [prompt_of(row) if isinstance(row, dict) else row for row in rows] if isinstance(rows, list) else []
-    else:
-        texts = [line for line in read_text(data, "data").splitlines() if line.strip()]
-    if not texts or not all(isinstance(text, str) for text in texts):
-        raise LossyValueError(f"`data` has to hold one prompt per line, but {data!r} has a line without, or none")
-    return texts
+        return read_jsonl(data, ())
+    text = read_text(data, "data")
+    lines = [line for line in text.splitlines() if line.strip()]
+    rows = from_json(text, f"`data` ({data})") if kind == ".json" else lines
+    if not isinstance(rows, list) or not rows:
+        raise LossyValueError(f"`data` has to hold one prompt per line, or a list of them, but {data!r} holds none")
+    return [row if isinstance(row, dict) else {"prompt": row} for row in rows]
 
 
 class SpecBench(Prompts):
@@ -124,13 +113,12 @@ class SpecBench(Prompts):
     """
 
     name = "spec-bench"
-    splits = ("test",)
     max_new_tokens = 1024
 
     def __init__(self, data: str, category: str | None = None) -> None:
         rows = read_jsonl(data, ("category",))
         named = ("mt_bench" if row["category"] in _MT_BENCH else row["category"] for row in rows)
-        self._by_split = {"test": _in_turn(zip(named, map(prompt_of, rows), strict=True), category, data)}
+        self._examples = _in_turn(zip(named, map(prompt_of, rows), strict=True), category, data)
 
 
 def _in_turn(rows: Iterable[tuple[Any, Any]], category: str | None, source: str) -> list[Example]:

@@ -201,11 +201,3 @@ def test_the_remedy_for_a_split_that_a_file_lacks_is_one(command: str, others: s
 
 
 known = GSM8K.examples
-
-
-def test_prompts_of_a_file_may_be_any_split(tmp_path: Path, monkeypatch):
-    (data := tmp_path / "prompts.txt").write_text("Once\n")
-    monkeypatch.setattr(pairs.Pair, "load", lambda *_, **__: (_ for _ in ()).throw(LossyError("prompts are read")))
-    for task in ("", "--task prompts:split=train"):
-        result = invoke(f"evaluate --pair arithmetic --modes plain --data {data} {task or '--split train'}".split())
-        assert "prompts are read" in result.stderr

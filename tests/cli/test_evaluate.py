@@ -146,3 +146,12 @@ def test_prompts_of_a_file_are_only_timed_and_every_rule_can_take_part(tiny_pair
     assert "fly" not in summary, "it changes nothing in drafts of five tokens"
     manifest = json.loads((tmp_path / "manifest.json").read_text())
     assert (manifest["dtype"], manifest["clock"], manifest["measure"]) == ("bfloat16", "cpu", None)
+
+
+def test_problems_of_one_s_own_are_scored_and_all_are_asked(tiny_pair_folder, tmp_path):
+    (data := tmp_path / "my.jsonl").write_text('{"prompt": "Question: 1 or 2?", "answer": "1", "pattern": "1"}\n' * 24)
+    models = ("--model", str(tiny_pair_folder / "target"), "--data", str(data), "--max-new-tokens", "3")
+    run(*models, "--modes", "plain", "--limit", "4", "--out", str(tmp_path))
+    summary, rows = read(tmp_path)
+    assert (len(rows), summary["plain"]["n"]) == (4, 4)
+    assert {row["score"] for row in rows} <= {0, 1}

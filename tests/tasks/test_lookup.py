@@ -52,11 +52,12 @@ def test_every_shipped_name_loads(tmp_path, sandbox_options):
     gsm8k.write_text(json.dumps({"question": "1 + 1?", "answer": "#### 2"}))
     row = {"task_id": "0", "prompt": "def f():\n", "test": "x", "entry_point": "f", "canonical_solution": "    pass"}
     code.write_text(json.dumps(row))
-    prompts.write_text(json.dumps({"prompt": "Hello", "category": "writing"}))
+    prompts.write_text(json.dumps({"prompt": "Hello", "category": "writing", "answer": "Hi"}))
     made = {
         "arithmetic": tasks.load("arithmetic"),
         "gsm8k": tasks.load("gsm8k", str(gsm8k)),
         "code": tasks.load("code", str(code), **sandbox_options),
+        "problems": tasks.load("problems", str(prompts)),
         "prompts": tasks.load("prompts", str(prompts)),
         "refusals": tasks.load("refusals"),
         "spec-bench": tasks.load("spec-bench", str(prompts)),

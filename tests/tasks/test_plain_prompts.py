@@ -10,19 +10,13 @@ import pytest
 from hf_lossy_assist import LossyValueError, tasks
 
 
-def test_every_prompt_is_in_one_split_whatever_the_order(tmp_path):
-    texts = [f"Prompt number {i}" for i in range(300)]
-    splits = []
-    for order in (texts, [*texts[::-1], "", texts[0]]):
-        path = tmp_path / "prompts.txt"
-        path.write_text("\n".join(order))
-        task = tasks.load("prompts", data=str(path))
-        splits.append({split: {x.prompt for x in task.examples(split, 999)} for split in task.splits})
-    assert splits[0] == splits[1]
-    assert sum(map(len, splits[0].values())) == 300
-    assert set().union(*splits[0].values()) == set(texts)
-    assert 10 < len(splits[0]["test"]) < 60
-    assert len(task.examples("train", 5)) == 5
+def test_every_prompt_is_asked_once_in_the_file_s_order(tmp_path):
+    path = tmp_path / "prompts.txt"
+    path.write_text("\n".join([*(f"Prompt number {i}" for i in range(24)), "", "Prompt number 3"]))
+    task = tasks.load("prompts", data=str(path))
+    assert task.splits == ("test",)
+    assert [x.prompt for x in task.examples("test", 99)] == [f"Prompt number {i}" for i in range(24)]
+    assert len(task.examples("test", 4)) == 4, "no split hides any"
     with pytest.raises(LossyValueError, match=r"`split`.*'dev'"):
         task.examples("dev", 1)
 
@@ -41,28 +35,23 @@ def test_bad_files_are_named(tmp_path, name, content):
         tasks.load("prompts", data=str(tmp_path / name))
 
 
-def test_rows_of_a_file_with_turns_and_categories(tmp_path):
+def test_rows_of_a_file_may_have_turns(tmp_path):
     path = tmp_path / "questions.jsonl"
-    path.write_text('{"turns": ["Hi", "And?"], "category": "a"}\n{"prompt": "Bye", "category": "b"}\n')
-    task = tasks.load("prompts", data=str(path), split="test")
-    assert [example.prompt for example in task.examples("test", 9)] == ["Hi", "Bye"]
-    assert len(tasks.load("prompts", data=str(path), split="test", category="b").examples("test", 9)) == 1
-    for options, named in (({"category": "c"}, "category 'c'"), ({"split": "everything"}, "`split`")):
-        with pytest.raises(LossyValueError, match=named):
-            tasks.load("prompts", data=str(path), **options)
+    path.write_text('{"turns": ["Hi", "And?"]}\n{"prompt": "Bye"}\n')
+    assert [x.prompt for x in tasks.load("prompts", data=str(path)).examples("test", 9)] == ["Hi", "Bye"]
 
 
 def test_a_json_list_has_rows_or_texts_and_files_may_be_gzipped(tmp_path):
     (tmp_path / "prompts.json").write_text('["Hi", {"prompt": "Bye"}]')
     (tmp_path / "prompts.jsonl.gz").write_bytes(gzip.compress(b'{"prompt": "Hi"}\n{"prompt": "Bye"}'))
     for name in ("prompts.json", "prompts.jsonl.gz"):
-        task = tasks.load("prompts", str(tmp_path / name), split="test")
+        task = tasks.load("prompts", str(tmp_path / name))
         assert [example.prompt for example in task.examples("test", 9)] == ["Hi", "Bye"]
 
 
 def test_a_score_is_the_overlap_with_the_text_that_is_compared(tmp_path):
     (tmp_path / "prompts.txt").write_text("One day\n")
-    task = tasks.load("prompts", data=str(tmp_path / "prompts.txt"), split="test")
+    task = tasks.load("prompts", data=str(tmp_path / "prompts.txt"))
     [example] = task.examples("test", 1)
     assert (task.extract_answer(" a dog \n"), task.extract_answer("  ")) == ("a dog", None)
     assert task.equivalent("a dog", "a dog")
