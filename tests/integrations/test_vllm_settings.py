@@ -7,6 +7,7 @@ import json
 import re
 import sys
 from contextlib import nullcontext
+from dataclasses import replace
 from types import ModuleType
 from typing import Any
 
@@ -17,6 +18,7 @@ from hf_lossy_assist.errors import LossyError, LossyUnsupportedError, LossyValue
 from hf_lossy_assist.integrations.vllm.plugin import check_version
 from hf_lossy_assist.integrations.vllm.settings import Drafting, EngineSettings
 from hf_lossy_assist.pairs import hub_cards
+from tests.integrations.certified import save_certificate
 
 MODEL = Drafting("draft_model", 5, keeps_probs=True)
 LOOKUP = Drafting("ngram", 5, keeps_probs=False)
@@ -161,6 +163,13 @@ def test_a_limit_by_the_text_needs_texts_on_the_host(config: dict):
     ahead = Drafting("draft_model", 5, keeps_probs=False, texts_on_host=False)
     with pytest.raises(LossyError, match=f"`{next(iter(config))}` .*no-async-scheduling"):
         EngineSettings.read({"mode": "typical", "config": config}, ahead)
+
+
+def test_a_certificate_is_of_drafts_by_the_drafter_s_own_head(pair, tmp_path):
+    lossy = {"certificate": save_certificate(pair, tmp_path, MODEL.tokens)}
+    assert EngineSettings.read(lossy, MODEL).of_request({}).certificate is not None
+    with pytest.raises(LossyUnsupportedError, match="draft_lm_head_quantization"):
+        EngineSettings.read(lossy, replace(MODEL, rounds_head=True))
 
 
 @pytest.mark.parametrize(

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
-from typing import Any
-
 import pytest
+from vllm import envs
 from vllm.exceptions import VLLMValidationError
 
-from hf_lossy_assist.acceptors import Typical
-from hf_lossy_assist.generation.certificate import Certificate, TestedSetting
-from hf_lossy_assist.generation.config import LossyConfig
-from hf_lossy_assist.heads import ModelIdentity
+from tests.integrations.certified import save_certificate
 from tests.vllm.asking import asking, prompts_of, texts
 from tests.vllm.conftest import BY_MODEL, GAMMA, start
 
@@ -30,22 +25,15 @@ def test_an_engine_with_bad_settings_does_not_start(lossy: dict, changes: dict, 
         start({"lossy": lossy}, **changes)
 
 
+def test_a_front_end_that_checks_no_request_is_refused(monkeypatch):
+    monkeypatch.setattr(envs, "VLLM_USE_RUST_FRONTEND", True, raising=False)
+    with pytest.raises(ValueError, match="VLLM_USE_RUST_FRONTEND"):
+        start({"lossy": {}})
+
+
 @pytest.fixture(scope="module")
 def certificate(pair, tmp_path_factory) -> str:
-    tested = TestedSetting(
-        "typical",
-        "typical",
-        {"lossy_mode": "typical", "lossy_config": None, "num_assistant_tokens": GAMMA},
-        "certified",
-    )
-    folder = tmp_path_factory.mktemp("certificate")
-    identities: dict[str, Any] = {role: asdict(ModelIdentity.of(getattr(pair, role))) for role in ("target", "draft")}
-    Certificate(
-        task="arithmetic", split="test", problems=9, digest="0", max_loss=1, confidence=95, reference="lossless",
-        chosen="typical", tested=[tested], rule=LossyConfig(Typical()).in_full(), temperature=None, heads={},
-        **identities,
-    ).save(folder)  # fmt: skip
-    return str(folder)
+    return save_certificate(pair, tmp_path_factory.mktemp("certificate"), GAMMA)
 
 
 def test_a_certificate_of_other_settings_keeps_the_engine_from_starting(certificate: str):

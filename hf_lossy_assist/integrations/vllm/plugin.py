@@ -93,6 +93,7 @@ def settings_of(config: Any, device: Any = "cpu") -> EngineSettings | None:
         method=draft.method,
         tokens=draft.num_speculative_tokens,
         keeps_probs=draft.draft_sample_method == "probabilistic" and draft.draft_model_config is not None,
+        rounds_head=getattr(draft, "draft_lm_head_quantization", None) is not None,  # since vLLM 0.33
         texts_on_host=not (config.scheduler_config.async_scheduling or config.use_v2_model_runner),
     )
     return EngineSettings.read(extra["lossy"], drafting, device)
@@ -100,11 +101,18 @@ def settings_of(config: Any, device: Any = "cpu") -> EngineSettings | None:
 
 def _take_over(config: Any) -> None:
     """Name the worker that decides by rules, in a configuration with lossy fields."""
+    from vllm import envs
+
     check_version()
+    if envs.VLLM_USE_RUST_FRONTEND:
+        raise LossyUnsupportedError(
+            "`lossy` in `--additional-config` checks requests in vLLM's front end of Python, which "
+            "VLLM_USE_RUST_FRONTEND=1 replaces; unset it"
+        )
     if config.use_v2_model_runner:
         warn_once(
-            "the rules were not run on GPUs with vLLM's model runner V2, only its tensors' way on CPUs; "
-            "VLLM_USE_V2_MODEL_RUNNER=0 chooses the one that was"
+            "the rules were run with vLLM's model runner V2 on a CPU alone, where Triton interpreted its kernels; "
+            "VLLM_USE_V2_MODEL_RUNNER=0 chooses V1"
         )
     parallel = config.parallel_config
     if parallel.worker_cls not in (*_WORKERS, _LOSSY_WORKER):

@@ -57,6 +57,7 @@ class Drafting:
     method: str  # vLLM's name
     tokens: int  # the most drafted tokens
     keeps_probs: bool  # whether the draft's probabilities reach the rule
+    rounds_head: bool = False  # whether the drafter rounds its copy of the target's LM head
     texts_on_host: bool = True  # whether the host knows the texts when a step is decided: not if scheduled ahead
 
 
@@ -219,6 +220,12 @@ def _check(config: LossyConfig, drafting: Drafting) -> None:
         obstacle = "it chooses `dropout` by the prompt's states, which vLLM does not keep; give a number, e.g. 0.05"
     if obstacle is not None:
         raise LossyUnsupportedError(f"`lossy_mode` {rule.name!r} can't be used in this engine: {obstacle}")
+    if config.certificate is not None and drafting.rounds_head:
+        raise LossyUnsupportedError(
+            "`certificate` in `--additional-config` was measured with the drafter's own LM head, which "
+            "`draft_lm_head_quantization` in `--speculative-config` rounds, and other drafts make other texts; "
+            "leave out either"
+        )
     if config.limits.reads_text and not drafting.texts_on_host:
         name = "strict_on_quotes" if config.limits.scope is None else "scope"
         raise LossyUnsupportedError(

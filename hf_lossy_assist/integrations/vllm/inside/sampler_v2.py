@@ -1,6 +1,6 @@
 """The rejection sampler of vLLM's model runner V2, with rules in place of its own where requests ask for them.
 
-vLLM runs this runner on GPUs alone. Its tensor work was tested on CPUs, without vLLM's kernels.
+It was tested on CPUs, where Triton interprets vLLM's kernels.
 """
 
 from __future__ import annotations
