@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 import weakref
 from collections.abc import Mapping, Sequence
+from contextvars import ContextVar
 
 from torch import nn
 
@@ -14,6 +15,9 @@ ROUNDS = 16
 """Rounds of a call that may be warned of."""
 CLEARLY = 0.9
 """The target alone is clearly faster if its time per token is below this share of the call's."""
+
+measuring: ContextVar[bool] = ContextVar("measuring", default=False)
+"""Whether calls are compared with the target alone anyhow, so that nothing is warned of."""
 
 _warned: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 
@@ -26,7 +30,7 @@ def warn_of_loss(target: nn.Module, laps: Sequence[Mapping[str, float]], tokens:
     was compiled, and a text's first round, which reads the prompt. Where a device runs behind the host, a draft's time
     is that of its launches, so drafts look cheaper than they are, and fewer calls are warned of.
     """
-    if len(laps) < ROUNDS or target in _warned:
+    if measuring.get() or len(laps) < ROUNDS or target in _warned:
         return
     whole = statistics.median(sum(lap.values()) for lap in laps)
     plain = statistics.median(sum(lap.values()) - lap["drafting"] for lap in laps)

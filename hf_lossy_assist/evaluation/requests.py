@@ -16,6 +16,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, StoppingCrite
 
 from ..compat.inputs import ending_tokens
 from ..core.statistics import LossyStats
+from ..decoding.slow_drafts import measuring
 from ..errors import LossyValueError
 from ..pairs import Pair
 from ..tasks import Example, Task
@@ -172,6 +173,7 @@ def run_request(
     with ExitStack() as stack:
         stack.enter_context(torch.random.fork_rng([device] if device.type == "cuda" else []))
         stack.enter_context(mode.prepared(pair))
+        stack.callback(measuring.reset, measuring.set(True))
         calls: list[None] = []
         drafts: list[None] = []
         if mode.rule is None:

@@ -158,3 +158,12 @@ def test_rows_that_end_later_count_as_long_as_they_go_on(world: Callable[..., Wo
     w = world()
     w.seconds["draft"] = 0.01
     assert w.warned(**padded()) == []
+
+
+def test_nothing_is_warned_of_where_modes_are_compared(world: Callable[..., World]):
+    w = world()
+    w.seconds["draft"] = 1e3
+    reset = slow_drafts.measuring.set(True)
+    assert w.warned() == []
+    slow_drafts.measuring.reset(reset)
+    assert len(w.warned()) == 1, "and a later call says so"

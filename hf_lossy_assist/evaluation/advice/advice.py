@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from ...acceptors.base import AUTO
-from ...errors import LossyUnsupportedError, LossyValueError, nearest
+from ...errors import LossyValueError, nearest
 from ...generation.spelling import Spelling
 from ..modes import EVERYTHING, DecodingMode
 from ..tables import NumberTable, as_text, milliseconds, number, percent, table
@@ -163,8 +163,6 @@ class Advice:
         ------
         LossyValueError
             If the table has no such rule.
-        LossyUnsupportedError
-            If no rule is named, and the machine's times are not steady.
         """
         by_label = {one.mode.label: one for one in self.replayed}
         if mode is not None:
@@ -172,8 +170,6 @@ class Advice:
                 known = list(by_label)
                 raise LossyValueError(f"`mode` has to be one of {known}, but is {mode!r}{nearest(mode, by_label)}")
             row = max((row for row in self.rows if row.mode == mode), key=lambda row: row.times_lossless)
-        elif not self.speeds.steady:
-            raise LossyUnsupportedError(f"`advise` recommends nothing here: {self._unsteady}, or name a rule by `mode`")
         else:
             row = self._within(max_nats, max_tv)
             row = row if row.low > 1 else self.row(self.replayed[0])
@@ -183,12 +179,17 @@ class Advice:
         return Recommendation(row, mode, self.decoding)
 
     @property
-    def _unsteady(self) -> str:
-        """Why nothing is recommended."""
-        return (
-            f"the times are not steady, since in {len(self.speeds.repeats)} repeats {self.speeds.spread[1]}; repeat it "
-            "on an idle machine"
-        )
+    def how_sure(self) -> str:
+        """Why :meth:`best` is what it is, and how sure that is."""
+        best, own = self.best(), self.speeds.times(self._lossless, self.speeds.alone)
+        if best.row is None:
+            why = f"drafting makes it {own:.2f} × as fast"
+        elif best.row.low > 1:
+            why = f"{best.row.times_lossless:.2f} ({best.row.low:.2f} to {best.row.high:.2f}) × as fast as lossless"
+        else:
+            why = f"{own:.2f} × the target alone, and no rule is surely faster"
+        seen = f"in {len(self.speeds.repeats)} repeats {self.speeds.spread[1]}"
+        return why if self.speeds.steady else f"{why}. Little is sure, since {seen}: repeat it on an idle machine"
 
     @property
     def said(self) -> list[str]:
@@ -200,7 +201,6 @@ class Advice:
         verdict = f"With this draft no rule is more than {self.ceiling.times_lossless:.2f} × as fast as lossless."
         one = speeds.rows == 1
         return [
-            *([] if speeds.steady else [f"Nothing is recommended: {self._unsteady}."]),
             (
                 f"A round{'' if one else f' of {speeds.rows} rows'}: the target {target} tokens (ms); a drafted token "
                 f"{milliseconds(speeds.costs.drafted)} (c = {self.draft_cost:.2f})."
@@ -218,14 +218,14 @@ class Advice:
                 f"second by the target alone, and {speeds.per_second(own):.0f} losslessly."
             )]),
             verdict,
-            *([f"Recommended for speed: {self.best()}."] if speeds.steady else []),
+            f"Recommended for speed: {self.best()}: {self.how_sure}.",
+            "All this is worked out off-line, along the target's own texts: tokens a call, times the seconds of a call"
+            + ("." if speeds.costs.clock == "wall" else ", in computing time of one thread, which is steadier here."),
         ]  # fmt: skip
 
     @property
     def next_step(self) -> str:
         """The modes to measure next, and why."""
-        if not self.speeds.steady:
-            return f"No setting is recommended: {self._unsteady}."
         few = sorted(self.front, key=lambda row: row.times_lossless)[-3:]
         settings = [f"lossless@{self._lossless.gamma}", *(with_gamma(row.mode, row.gamma) for row in few)]
         size = "" if self.speeds.rows == 1 else f" --batch-size {self.speeds.rows}"
@@ -265,7 +265,7 @@ class Advice:
             "rows": [{key: x for key, x in asdict(row).items() if key not in other} for row in self.rows],
             "front": [with_gamma(row.mode, row.gamma) for row in self.front],
             "costs": self.speeds.entry, "steady": self.speeds.steady,
-            "recommended": str(self.best()) if self.speeds.steady else None,
+            "recommended": str(self.best()), "how_sure": self.how_sure,
             "decoding": dict(self.decoding), "answers": len(self.tokens), "tokens": int(self.tokens.sum()),
             "matches": self.matches, "ceiling": self.ceiling.times_lossless, "said": self.said,
         }  # fmt: skip

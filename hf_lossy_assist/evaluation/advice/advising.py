@@ -15,7 +15,6 @@ from ...acceptors import Acceptor
 from ...acceptors.base import AUTO
 from ...drafting.draft_ends import DEFAULT_NUM_TOKENS, LONGEST
 from ...errors import LossyError, LossyUnsupportedError, LossyValueError, need
-from ...generation.certificate import GENERATION_CONFIG
 from ...generation.config import LossyConfig
 from ...generation.lossy_call import LossyCall
 from ...generation.spelling import Spelling, split
@@ -62,6 +61,7 @@ def target_alone(
     A folder has the texts of the target alone, with which `evaluate` compares. Without one the target drafts
     losslessly, which is faster. Of a task there are 12 answers by default, or those of four batches.
     """
+    prompts = [prompts] if isinstance(prompts, str) else prompts
     task = prompts if isinstance(prompts, Task) else PromptList(prompts)
     limit = limit or (len(prompts) if task is not prompts else 12 if batch_size <= 1 else 4 * batch_size)
     mode = DecodingMode("plain", temperature=temperature, top_p=top_p)
@@ -132,9 +132,7 @@ class Advising:
         advice = Advice(replayed, speeds, matches, self.decoding)
         if self.out is not None:
             write_json(self.out / "advice.json", advice.entry)
-            (self.out / GENERATION_CONFIG).unlink(missing_ok=True)  # of other advice
-            if speeds.steady:
-                GenerationConfig(**advice.best().settings).save_pretrained(self.out)
+            GenerationConfig(**advice.best().settings).save_pretrained(self.out)
         return advice
 
     @cached_property
@@ -248,8 +246,8 @@ def advise(
     target, draft, tokenizer
         The models, which share the tokenizer.
     prompts
-        A task, or texts or lists of token ids like those that the models will get; with a chat template, a text is the
-        user's turn.
+        A task, or a text or several, or lists of token ids, like those that the models will get; with a chat template,
+        a text is the user's turn.
     modes
         ``"RULE[+RULE][@GAMMA][:KEY=VALUE…],…"``; the usual rules by default.
     gammas
@@ -262,10 +260,6 @@ def advise(
         Of sampling, with no other warper; without a temperature, decoding is greedy.
     batch_size
         How many prompts are decoded together. A batch ends with its slowest row; prompts that fill none are left out.
-    draft_cost
-        The time of a drafted token as a share of a token of the target alone, for other hardware; measured by default.
-    tune
-        Whether to time more draft lengths, more often.
     seed
         Of the first prompt; each further prompt adds one.
     measure

@@ -105,25 +105,33 @@ def test_a_batch_takes_as_long_as_its_slowest_row():
     assert found.per_second(found.alone) == pytest.approx(100 / 70)
 
 
-def test_costs_are_what_further_rounds_add(models, monkeypatch):
+@pytest.mark.parametrize("busy", ["", "wall", "both"])
+def test_costs_are_what_further_rounds_add(models, monkeypatch, busy):
     """A machine on which reading a prompt takes 10 s, a token of the draft 0.5 s, and a round of it 2 s + 1 ms a token.
 
-    The target alone takes 2.001 s a token.
+    The target alone takes 2.001 s a token. On a busy machine, each further repeat takes 1.3 times as long on the wall,
+    and perhaps 1.27 times as long by the thread's own clock.
     """
+    calls = []
 
-    def run(models, mode, batch, tokens):
+    def run(models, mode, batch, tokens, clock):
+        assert clock().shape == (2,)
+        calls.append(mode)
         assert (batch.ids.shape, mode.top_p) == ((2, 7), 0.9)
         gamma = mode.gamma or 0
         rounds, rest = divmod(tokens, gamma + 1)
         assert rest == 0
         each = 0.5 if mode.answers == "draft" else 2 + 0.001 * (gamma + 1) + 0.5 * gamma
-        return SimpleNamespace(seconds=10 + rounds * each)
+        repeat = len(calls) // 8
+        slower = [1.3**repeat if busy else 1.0, 1.27**repeat if busy == "both" else 1.0]
+        return SimpleNamespace(seconds=(10 + rounds * each) * np.array(slower))
 
     monkeypatch.setattr(room, "run_request", run)
     mode = replace(KEEP_ALL, temperature=1.0, top_p=0.9)
     found = measure_costs(models, [[1, 5, 9]] * 2, 7, (1, 5), mode, repeats=2)
     assert len(found) == 2
-    for costs in found:
+    assert {costs.clock for costs in found} == {"thread" if busy else "wall"}
+    for costs in found if busy != "both" else ():
         assert costs.drafted == pytest.approx(0.5)
         assert costs.target == pytest.approx({1: 2.001, 2: 2.002, 6: 2.006})
 
