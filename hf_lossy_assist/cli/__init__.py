@@ -17,7 +17,7 @@ from typing import NoReturn
 from cyclopts import App, CycloptsError, MissingArgumentError, Parameter
 
 from ..errors import LossyError, LossyValueError, brief, printable
-from ..store.folder import claimed, this_process
+from ..store.folder import claimed, this_process, typed
 from ..version import __version__
 from . import advise, calibrate, demo, evaluate, generate, inspect, lm_eval, mine, rules, train
 from .console import Console
@@ -87,8 +87,12 @@ def run(words: list[str]) -> None:
         raise LossyValueError(f"options have to be text in UTF-8, but {brief(wrong[0])} is not")
     command, given, _ = app.parse_args(words, console=Console(), print_error=False, exit_on_error=False)
     out = given.arguments.get("out")
-    with nullcontext() if out is None else claimed(out, this_process()):
-        command(*given.args, **given.kwargs)
+    before = typed.set(tuple(words))
+    try:
+        with nullcontext() if out is None else claimed(out, this_process()):
+            command(*given.args, **given.kwargs)
+    finally:
+        typed.reset(before)
 
 
 def _with_options(message: str, words: list[str]) -> str:

@@ -10,6 +10,7 @@ from cyclopts import Parameter
 from ..errors import need
 from ..generation.spelling import split
 from .console import Console
+from .options import PER_CENT, read_heads
 
 if TYPE_CHECKING:
     from ..evaluation.tables import Column, NumberTable
@@ -23,8 +24,8 @@ def calibrate(
     modes: Annotated[
         str | None, Parameter(help="Settings to test, for each rule from cautious to bold; all by default.")
     ] = None,
-    max_loss: Annotated[float, Parameter(help="Points of the score that may be lost on average.")] = 1.0,
-    confidence: Annotated[float, Parameter(help="In per cent, of all certified settings together.")] = 95.0,
+    max_loss: Annotated[float, PER_CENT, Parameter(help="Points of the score that may be lost on average.")] = 1.0,
+    confidence: Annotated[float, PER_CENT, Parameter(help="In per cent, of all certified settings together.")] = 95.0,
     out: Annotated[Path, Parameter(help="Folder for the certificate and the generation configuration.")],
 ) -> None:
     """Certify the fastest setting that loses at most so many points of a task's score [lab].
@@ -36,10 +37,16 @@ def calibrate(
     """
     need("lab", "`lossy-assist calibrate`")
     from ..evaluation.calibration.calibrating import calibrate as certify_fastest
-    from .options import read_heads
+    from ..evaluation.calibration.calibrating import problems_needed
 
-    screen, heads = Console(), read_heads(head)
-    chosen = None if modes is None else [name.strip() for name in split(modes, ",")]
+    screen, chosen = Console(), None if modes is None else [name.strip() for name in split(modes, ",")]
+    there, needed = problems_needed(answers, max_loss, confidence, chosen)
+    if there < needed:
+        screen.print(
+            f"{there} problems can't certify that at most {max_loss:g} points are lost; {needed} that lose nothing can",
+            style="yellow", soft_wrap=True,
+        )  # fmt: skip
+    heads = read_heads(head)
     certificate = certify_fastest(answers, max_loss, confidence, chosen, heads)
     certificate.save(out, heads)
     screen.print(outcome_table(certificate))
@@ -57,8 +64,8 @@ def outcome_table(certificate: Certificate) -> NumberTable:
         "outcome": lambda x: x.outcome,
         "problems": lambda x: str(x.n),
         "loss\n(points)": lambda x: number(x.loss),
-        "at most": lambda x: number(x.bound),
+        "surely\nat most": lambda x: number(x.bound),
         "tokens\n/s": lambda x: number(x.tokens_per_second),
     }
-    title = f"At most {certificate.max_loss:g} points lost, with {certificate.confidence:g} % confidence"
+    title = f"Is it {certificate.confidence:g} % sure that at most {certificate.max_loss:g} points are lost on average?"
     return table(certificate.tested, columns, title)

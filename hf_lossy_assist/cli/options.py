@@ -50,6 +50,7 @@ def must(rule: str, holds: Callable[[Any], bool]) -> Parameter:
 AT_LEAST_0 = must("at least 0", lambda x: x >= 0)
 AT_LEAST_1 = must("at least 1", lambda x: x >= 1)
 POSITIVE = must("a number > 0", lambda x: 0 < x < inf)
+PER_CENT = must("a number > 0 and < 100", lambda x: 0 < x < 100)
 SHARE = must("a number > 0 and <= 1", lambda x: 0 < x <= 1)
 
 

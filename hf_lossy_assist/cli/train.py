@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
-from ..errors import need
+from ..errors import LossyValueError, need
 from .console import Console, figures_table, limit_threads
 from .options import AT_LEAST_0, AT_LEAST_1, PairName, must
 
@@ -35,9 +36,15 @@ class Training:
     license: str | None = None
     "License for the card, as the Hub names it."
 
-    def start(self) -> None:
+    def start(self, out: Path) -> None:
         from transformers.utils.logging import disable_progress_bar
 
+        from ..heads.repository import CONFIG, WEIGHTS
+
+        if there := [name for name in (CONFIG, WEIGHTS) if (out / name).exists()]:
+            raise LossyValueError(
+                f"`out` has to be a folder without a head, but {str(out)!r} has a {there[0]}; choose another folder"
+            )
         limit_threads(self.threads)
         disable_progress_bar()
 
@@ -73,7 +80,7 @@ def judge(
     from ..training import judge_training
     from ..training.examples import check, read_together
 
-    training.start()
+    training.start(out)
     settings = judge_training.JudgeSettings(models, features, recall, seed=training.seed)
     # A target behind an API has no weights here, so its configuration is enough.
     labelled = read_together(data, settings.columns, model and _identity_of(model))
@@ -136,7 +143,7 @@ def verifier(
     from ..training.examples import read_ratios
     from ..training.verifier_training import VerifierSettings, train_verifier
 
-    training.start()
+    training.start(out)
     settings = VerifierSettings(ratio, position, threshold, recall, seed=training.seed)
     ratios, origin = read_ratios(data, settings.positions)
     trained = train_verifier(ratios, origin.with_card(training.license, training.pair), settings)
@@ -156,4 +163,11 @@ def _describe(head: Head, out: Path) -> None:
     }
     screen.print(table(config.thresholds, columns, "Thresholds, out of fold"))
     screen.print(figures_table({name.strip("`"): value for name, value in config.figures.items()}))
-    screen.print(f"reads {config.reads}; threshold {config.threshold:.6g}; saved in {out}", soft_wrap=True)
+    screen.print(
+        f"Reads {config.reads}; threshold {config.threshold:.6g}. Saved in {out}; this measures it:", soft_wrap=True
+    )
+    pair = config.provenance.get("pair")
+    models = f"--pair {pair}" if pair else f"--model {config.target.name} --assistant {config.draft.name}"
+    task = "" if pair == config.task else f" --task {config.task}"
+    modes = f"plain,lossless,{config.rule}"
+    screen.print(f"lossy-assist evaluate {models}{task} --modes {modes} --head {shlex.quote(str(out))}", soft_wrap=True)

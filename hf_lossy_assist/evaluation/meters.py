@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import platform
-import sys
 import time
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
@@ -13,7 +12,7 @@ from typing import Any
 import torch
 
 from ..compat.models import versions_of
-from ..store.folder import without_folders
+from ..store.folder import command_line, without_folders
 from ..version import __version__
 
 Clock = Callable[[], float]
@@ -43,17 +42,10 @@ def provenance(device: torch.device | str, **settings: Any) -> dict[str, Any]:
         "python": platform.python_version(),
         "platform": platform.platform(),
         "cpu": _cpu_name(),
-        "argv": _command_line(sys.orig_argv, sys.argv[1:]),
+        "argv": command_line(),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "threads": torch.get_num_threads(),
         "device": str(device),
         **settings,
     }
     return without_folders(record)
-
-
-def _command_line(started: list[str], arguments: list[str]) -> list[str]:
-    """Return the command line as a user would type it, with the package's command or the module that was run."""
-    *before, program = started[: len(started) - len(arguments)]
-    is_study = before[-1:] == ["-m"] and program != "hf_lossy_assist"
-    return [*(["python", "-m", program] if is_study else ["lossy-assist"]), *arguments]

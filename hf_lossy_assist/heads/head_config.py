@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -151,13 +152,21 @@ _LABELS: Mapping[str, tuple[str, str]] = {
     "skipped": ("Mismatches let pass", ".1%"),
     "tpr": ("Acceptable tokens, committed (TPR)", ".1%"),
     "fpr": ("Other tokens, committed (FPR)", ".1%"),
+    "C": ("Strength of the fit, scikit-learn's C", "g"),
+    "folds": ("Folds", ","),
+    "prompts": ("Prompts", ","),
+    "tokens": ("Labelled tokens", ","),
+    "solved_prompts": ("Prompts that the target solves", ","),
+    "important_share": ("Tokens that matter", ".1%"),
+    "acceptable_share": ("Acceptable tokens", ".1%"),
 }
 
 
 def render_card(config: HeadConfig, folder: Path) -> str:
     """Return the Markdown model card of a head with its metadata; it shows the ``roc.png`` in ``folder``, if any.
 
-    The card uses the provenance's ``command``, ``versions``, ``pair``, ``datasets`` and ``license``, if present.
+    The card uses the provenance's ``command``, ``versions``, ``pair``, ``datasets`` and ``license``, and the commands
+    of its ``data``, if present.
     """
     import jinja2  # needed for cards only
 
@@ -172,7 +181,16 @@ def render_card(config: HeadConfig, folder: Path) -> str:
         thresholds=[asdict(row) for row in config.thresholds],
         roc=ROC if (folder / ROC).is_file() else None,
         repo_id=PLACEHOLDER_ID,
+        commands=_commands(config.provenance),
     )
+
+
+def _commands(provenance: Mapping[str, Any]) -> list[str]:
+    """Return the commands that made a head, each once: those of the data first."""
+    data = provenance.get("data", {})
+    runs = [run for part in (data, *data.get("others", ())) for run in part.get("runs", ())]
+    found = [shlex.join(run["argv"]) for run in runs if run.get("argv")]
+    return list(dict.fromkeys([*found, *filter(None, [provenance.get("command")])]))
 
 
 def card_metadata(config: HeadConfig) -> ModelCardData:

@@ -9,9 +9,11 @@ import gzip
 import json
 import os
 import re
+import sys
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
+from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +25,17 @@ from ..values import from_json
 
 LOCK, MANIFEST, PARTIAL = ".lock", "manifest.json", ".partial"
 _PREFIXES = ("PMI_", "OMPI_COMM_WORLD_", "MV2_COMM_WORLD_")
+
+
+typed: ContextVar[tuple[str, ...] | None] = ContextVar("typed", default=None)
+"""The words of the command of this package that runs."""
+
+
+def command_line() -> list[str]:
+    """Return what was typed to run this: a command of this package, or a program; nothing for a notebook's kernel."""
+    if (words := typed.get()) is not None:
+        return ["lossy-assist", *words]
+    return [] if "ipykernel" in sys.modules else ["python", *sys.orig_argv[1:]]
 
 
 @dataclass(frozen=True)
@@ -71,10 +84,12 @@ def claimed(folder: Path, process: Process) -> Iterator[None]:
     Refused while a process of the same number, or a run of another number of processes, is at work in the folder.
     """
     with ExitStack() as stack:
-        if not folder.exists():
-            stack.callback(_remove_empty, folder)
+        stack.callback(_tidy, folder, there=folder.exists())
         with folder_lock(folder):
-            stack.enter_context(process_lock(folder, process.number, process.count))
+            own = stack.enter_context(process_lock(folder, process.number, process.count))
+            if own.lock_counter == 1:  # else an outer block has it
+                # While it is held: whoever waits for a lock takes none whose file is gone.
+                stack.callback(Path(own.lock_file).unlink, missing_ok=True)
             for lock in folder.glob(".process-*-of-*.lock"):
                 number, count = map(int, re.findall(r"\d+", lock.name))
                 if count != process.count:
@@ -82,13 +97,13 @@ def claimed(folder: Path, process: Process) -> Iterator[None]:
         yield
 
 
-def _remove_empty(folder: Path) -> None:
-    """Remove a folder that holds nothing but locks: the run that has made it was refused."""
-    with suppress(OSError):
-        found = [*folder.iterdir()]
-        if all(LOCK in (path.suffix, path.name) for path in found):
-            for path in found:
-                path.unlink(missing_ok=True)
+def _tidy(folder: Path, *, there: bool) -> None:
+    """Remove the lock that no process is left to need, and a folder that holds nothing: its run was refused."""
+    with suppress(OSError, LossyValueError):
+        with folder_lock(folder):
+            if not any(folder.glob(".process-*-of-*.lock")):
+                (folder / LOCK).unlink()
+        if not there:
             folder.rmdir()
 
 

@@ -6,7 +6,6 @@ import hashlib
 import json
 import platform
 import shlex
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -21,7 +20,7 @@ from ..compat.models import versions_of
 from ..errors import LossyValueError
 from ..heads import ModelIdentity, columns
 from ..heads.identity import differing_models
-from ..store.folder import without_folder, without_folders
+from ..store.folder import command_line, without_folder, without_folders
 from ..version import __version__
 from .label_folder import Mined, PromptLabels, load_mined
 
@@ -164,8 +163,8 @@ class Origin:
         versions = {"hf_lossy_assist": __version__, "Python": platform.python_version()}
         record = {
             **self.card,
-            "command": shlex.join(["lossy-assist", *map(without_folder, sys.argv[1:])]),  # for cards
-            "argv": ["lossy-assist", *sys.argv[1:]],
+            "command": shlex.join(map(without_folder, command_line())),  # for cards
+            "argv": command_line(),
             "versions": versions | versions_of("torch", "transformers", "scikit-learn", "numpy"),
             "date": datetime.now(UTC).isoformat(timespec="seconds"),
             "data": self.data,

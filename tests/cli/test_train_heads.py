@@ -40,14 +40,25 @@ def test_a_judge_is_trained_and_described(mined, tmp_path):
         assert f"{row.threshold:.6g}" in printed
         assert f"| {row.threshold:.6g} |" in card
     shown = {name.strip(): value for name, _, value in (x.rstrip().rpartition("  ") for x in printed.splitlines())}
-    assert (shown["prompts"], shown["tokens"]) == ("120", "600")
+    assert (shown["Prompts"], shown["Labelled tokens"]) == ("120", "600")
     metrics = {name: f"{value:.4f}" for name, value in config.metrics.items()}
     bounds = f"({metrics['auc_low']} … {metrics['auc_high']})"
     assert shown["ROC-AUC"] == f"{metrics['auc']} {bounds}"
     assert f"| ROC-AUC | {metrics['auc']} {bounds} |" in card
     assert "| out of fold | |" in card
     assert "![ROC curve](roc.png)" in card
-    assert (tmp_path / "roc.png").is_file()
+    assert {path.name for path in tmp_path.iterdir()} == {"README.md", "config.json", "model.safetensors", "roc.png"}
+    command = (
+        f"lossy-assist train judge --data {mined.name} --out {tmp_path.name} --features both --recall 0.95 --seed 3"
+    )
+    assert f"```bash\n{command}\n```" in card, "not the arguments of whatever runs the command"
+    models = f"--model {config.target.name} --assistant {config.draft.name} --task arithmetic"
+    use = f"lossy-assist evaluate {models} --modes plain,lossless,judge --head {tmp_path}"
+    assert printed.splitlines()[-1] == use
+    before = (tmp_path / "model.safetensors").read_bytes()
+    refused = run("judge", "--data", mined, "--out", tmp_path, status=2)
+    assert "`--out` has to be a folder without a head" in refused
+    assert (tmp_path / "model.safetensors").read_bytes() == before
 
 
 def test_a_target_that_was_behind_an_api_is_known_by_its_configuration(tiny_pair_folder, tmp_path):
@@ -77,8 +88,9 @@ def test_the_position_may_be_chosen(ratio_data, tmp_path):
     config = VerifierHead.from_pretrained(tmp_path).config
     assert (config.position, config.threshold, config.ratio) == ("previous", 0.7, 1.0)
     assert "auc_token" not in config.metrics
-    run("verifier", "--data", ratio_data, "--out", tmp_path, "--position", "token", "--recall", "0.9")
-    assert VerifierHead.from_pretrained(tmp_path).config.metrics["tpr"] >= 0.9
+    other = tmp_path / "other"
+    run("verifier", "--data", ratio_data, "--out", other, "--position", "token", "--recall", "0.9")
+    assert VerifierHead.from_pretrained(other).config.metrics["tpr"] >= 0.9
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import asdict
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from hf_lossy_assist import LossyValueError
 from hf_lossy_assist.evaluation import meters
 from hf_lossy_assist.evaluation.answers import RESULTS, Answer, AnswerStore, load_answers
+from hf_lossy_assist.store import folder
 
 PLAN = {"task": "t", "seed": 0, "modes": {"a": {"k": 1}}, "problems": [7, 8], "runs": [{"date": "today"}]}
 
@@ -75,7 +77,7 @@ def test_a_line_that_does_not_belong_there_is_named(tmp_path, line, said):
 
 
 def test_the_origin_of_a_measurement_has_no_folders(monkeypatch):
-    monkeypatch.setattr("sys.argv", ["x", "--target", "/home/me/target", "--task-data=../data.jsonl"])
+    monkeypatch.setattr("sys.orig_argv", ["x", "--target", "/home/me/target", "--task-data=../data.jsonl"])
     origin = meters.provenance("cpu", gamma=4, draft="/home/me/draft")
     assert {"torch", "transformers", "argv", "date", "threads"} <= set(origin)
     assert (origin["device"], origin["gamma"], origin["draft"]) == ("cpu", 4, "draft")
@@ -83,14 +85,11 @@ def test_the_origin_of_a_measurement_has_no_folders(monkeypatch):
     assert origin["argv"][-3:] == ["--target", "target", "--task-data=data.jsonl"]
 
 
-@pytest.mark.parametrize(
-    ("started", "said"),
-    [
-        (["/bin/python", "/bin/lossy-assist"], "lossy-assist evaluate --out x"),
-        (["/bin/python", "-u", "-m", "hf_lossy_assist"], "lossy-assist evaluate --out x"),
-        (["/bin/python", "-m", "benchmarks.grown_models"], "python -m benchmarks.grown_models evaluate --out x"),
-    ],
-)
-def test_the_command_line_is_that_which_one_would_type(started, said):
-    arguments = ["evaluate", "--out", "x"]
-    assert meters._command_line([*started, *arguments], arguments) == said.split()
+def test_the_command_line_is_that_which_one_would_type(monkeypatch):
+    monkeypatch.setattr("sys.orig_argv", ["/bin/python", "-m", "benchmarks.grown_models", "evaluate"])
+    assert folder.command_line() == ["python", "-m", "benchmarks.grown_models", "evaluate"]
+    before = folder.typed.set(("evaluate", "--out", "x"))
+    assert folder.command_line() == ["lossy-assist", "evaluate", "--out", "x"]
+    folder.typed.reset(before)
+    monkeypatch.setitem(sys.modules, "ipykernel", object())
+    assert folder.command_line() == [], "a kernel's own arguments say nothing"

@@ -11,6 +11,7 @@ import pytest
 
 from hf_lossy_assist import LossyValueError
 from hf_lossy_assist.store.folder import (
+    LOCK,
     Process,
     append_lines,
     claimed,
@@ -130,7 +131,10 @@ def test_a_folder_belongs_to_one_run_at_a_time(tmp_path: Path, other: Process):
         claim(Process())  # what the run calls may claim it again
         with pytest.raises(LossyValueError, match="process 0 of 1 is at work"):
             elsewhere(lambda: claim(other))
+        assert (tmp_path / "out" / LOCK).exists()
+        (tmp_path / "out" / "result").touch()
     elsewhere(lambda: claim(other))
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["result"], "no lock is left, to be uploaded"
 
 
 def test_the_processes_of_a_run_have_a_folder_together(tmp_path: Path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextvars import ContextVar
 from dataclasses import replace
 
 import numpy as np
@@ -13,6 +14,7 @@ from sklearn.metrics import roc_auc_score
 from hf_lossy_assist import LossyValueError
 from hf_lossy_assist.heads import JudgeHead
 from hf_lossy_assist.heads.repository import ROC
+from hf_lossy_assist.store import folder
 from hf_lossy_assist.training.examples import Examples
 from hf_lossy_assist.training.judge_training import JudgeSettings, train_judge
 from hf_lossy_assist.training.validation import folds_of
@@ -148,7 +150,7 @@ def test_figures_and_origin_are_in_the_configuration():
     assert config.provenance["data"] == {"sha256": "f00"}
     assert config.provenance["training"]["seed"] == 4
     assert {"torch", "scikit-learn", "hf_lossy_assist"} <= set(config.provenance["versions"])
-    assert config.provenance["argv"][0] == "lossy-assist"
+    assert config.provenance["argv"][0] == "python"
     assert (config.metrics["prompts"], config.metrics["tokens"]) == (120, 600)
     assert config.metrics["important_share"] == pytest.approx(0.3, abs=0.06)
     assert config.metrics["folds"] == 5
@@ -161,7 +163,7 @@ def test_figures_and_origin_are_in_the_configuration():
 
 def test_the_origin_names_no_folders_of_the_machine(monkeypatch):
     given = ["train", "judge", "--data", "/home/me/mined", "--assistant", "../draft", "--config=/home/me/run.toml"]
-    monkeypatch.setattr("sys.argv", ["/home/me/.venv/bin/lossy-assist", *given])
+    monkeypatch.setattr(folder, "typed", ContextVar("typed", default=tuple(given)))
     mining = {"settings": {"task_data": "/home/me/train.jsonl", "split": "train"}, "runs": [{"argv": given}]}
     provenance = replace(ORIGIN, data=mining).config_fields({"seed": 0})["provenance"]
     bare = ["train", "judge", "--data", "mined", "--assistant", "draft", "--config=run.toml"]

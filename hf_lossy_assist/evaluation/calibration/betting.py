@@ -8,6 +8,7 @@ be tuned to the variance of the losses.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -124,6 +125,19 @@ def certify(
             found.append((bound(losses, 1 - risk), 1 - risk))
         handed_on = risk if len(found) == len(settings) else 0.0
     return certified
+
+
+def fewest(max_loss: float, confidence: float = 0.95) -> int:
+    """Return how many problems without any loss certify that at most ``max_loss`` is lost on average.
+
+    Examples
+    --------
+    >>> fewest(0.05), fewest(0.01)
+    (109, 553)
+    """
+    limit, target = _checked(max_loss, confidence)
+    most = next(n for n in (2**k for k in range(64)) if _refuted(np.zeros(n), limit, target))
+    return bisect_left(range(most), True, key=lambda n: _refuted(np.zeros(n), limit, target))
 
 
 def _refuted(losses: np.ndarray, mean: float, target: float) -> bool:

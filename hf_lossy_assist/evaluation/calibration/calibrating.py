@@ -13,8 +13,8 @@ from ...errors import LossyValueError
 from ...generation.certificate import Certificate, TestedSetting, head_sums
 from ...generation.config import LossyConfig
 from ...values import Rule, is_number
-from ..answers import Answer, by_mode, load_answers
-from .betting import bound, certify
+from ..answers import Answer, by_mode, load_answers, read_plan
+from .betting import bound, certify, fewest
 
 _PER_CENT = Rule("a number > 0 and < 100", lambda x: is_number(x) and 0 < x < 100)
 
@@ -43,12 +43,25 @@ def calibrate(
         Trained heads, or their folders or repositories, by the rule that uses them.
     """
     plan, answers = load_answers(folder)
-    if modes is not None:
-        if unknown := [label for label in modes if label not in plan["modes"]]:
-            raise LossyValueError(f"`modes` has to name some of {list(plan['modes'])}, but names {unknown[0]!r}")
-        wanted = [plan["reference"], *(label for label in modes if label != plan["reference"])]
-        plan = {**plan, "modes": {label: plan["modes"][label] for label in wanted}}
-    return certificate_of(plan, answers, max_loss, confidence, heads or {})
+    return certificate_of(_with_modes(plan, modes), answers, max_loss, confidence, heads or {})
+
+
+def problems_needed(
+    folder: str | Path, max_loss: float, confidence: float, modes: Sequence[str] | None = None
+) -> tuple[int, int]:
+    """Return how many problems a folder has, and how many could certify a setting that loses nothing on any."""
+    plan = _with_modes(read_plan(Path(folder)), modes)
+    risk = (1 - _share("confidence", confidence)) / len(families_of(plan))
+    return len(plan["problems"]), fewest(_share("max_loss", max_loss), 1 - risk)
+
+
+def _with_modes(plan: Mapping[str, Any], modes: Sequence[str] | None) -> Mapping[str, Any]:
+    if modes is None:
+        return plan
+    if unknown := [label for label in modes if label not in plan["modes"]]:
+        raise LossyValueError(f"`modes` has to name some of {list(plan['modes'])}, but names {unknown[0]!r}")
+    wanted = [plan["reference"], *(label for label in modes if label != plan["reference"])]
+    return {**plan, "modes": {label: plan["modes"][label] for label in wanted}}
 
 
 def families_of(plan: Mapping[str, Any]) -> dict[str, list[str]]:
