@@ -20,7 +20,7 @@ from ..errors import LossyUnsupportedError, LossyValueError, warn_once
 from ..models.cache_rows import movable
 from ..models.own_states import grammar_in
 from .config import LossyConfig
-from .drafter_choice import DrafterChoice
+from .drafters.base import Kind
 from .given import GivenFields
 from .prepared import Prepared
 
@@ -57,7 +57,7 @@ _OTHER_DECODING = {
 }
 
 
-def check_prepared(config: LossyConfig, choice: DrafterChoice, call: Prepared) -> None:
+def check_prepared(config: LossyConfig, kind: Kind, call: Prepared) -> None:
     model, rule, mode = call.model, config.rule, config.rule.name
     cache = call.cache
     embedded = call.inputs.get("inputs_embeds") is not None and not model.config.is_encoder_decoder
@@ -77,7 +77,7 @@ def check_prepared(config: LossyConfig, choice: DrafterChoice, call: Prepared) -
             )
     if call.config.prefill_chunk_size is not None:
         _check_chunks(call)
-    _check_tokens(choice, call)
+    _check_tokens(kind, call)
     check_processors(f"`lossy_mode` {mode!r}", call.processors)
     if (refusal := obstacle_in_cross_attention(model, call.inputs)) is not None:
         raise LossyUnsupportedError(
@@ -85,14 +85,14 @@ def check_prepared(config: LossyConfig, choice: DrafterChoice, call: Prepared) -
             f"{refusal}; pass `cross_attention_mask`, or use eager attention"
         )
     if config.tree is not None:
-        _check_tree(config, choice.kind.model, call)
-    if choice.kind.reads and (obstacle := obstacle_to_states(model, call.inputs)) is not None:
+        _check_tree(config, kind.model, call)
+    if kind.reads and (obstacle := obstacle_to_states(model, call.inputs)) is not None:
         raise LossyUnsupportedError(
-            f"`assistant_model` is {choice.kind.model.title}, which reads one state of a layer for each token, "
+            f"`assistant_model` is {kind.model.title}, which reads one state of a layer for each token, "
             f"but {obstacle}; pass a draft model"
         )
     if call.batch > 1:
-        _check_batch(mode, choice, call)
+        _check_batch(mode, kind, call)
     # The last, because a recurrent model is asked by a forward pass.
     refusal = obstacle_to_rollback(model, several=True) or obstacle_in_cache(model, cache)
     if refusal is not None:
@@ -130,7 +130,7 @@ def _check_chunks(call: Prepared) -> None:
         )
 
 
-def _check_tokens(choice: DrafterChoice, call: Prepared) -> None:
+def _check_tokens(kind: Kind, call: Prepared) -> None:
     """Refuse ids without an embedding where only tokens are read: those of images may have any, also in a cache."""
     others = call.inputs.keys() - WITH_TOKENS
     embeddings = call.model.get_input_embeddings()
@@ -140,7 +140,7 @@ def _check_tokens(choice: DrafterChoice, call: Prepared) -> None:
     if not len(unknown) or call.held:
         return
     sizes = f"{type(call.model).__name__} has {embeddings.num_embeddings} tokens"
-    for draft in choice.kind.cached:
+    for draft in kind.cached:
         sizes += f", and `assistant_model` {vocabulary_sizes(draft)[0]}"
     raise LossyValueError(
         f"`input_ids` holds the token {int(unknown[0])}, but the vocabulary of {sizes}; encode the text with the "
@@ -176,11 +176,11 @@ def _check_tree(config: LossyConfig, draft: nn.Module, call: Prepared) -> None:
         )
 
 
-def _check_batch(mode: str, choice: DrafterChoice, call: Prepared) -> None:
+def _check_batch(mode: str, kind: Kind, call: Prepared) -> None:
     rows = f"the batch has {call.batch} rows (prompts × `num_return_sequences`)"
     if call.streamer is not None:
         raise LossyValueError(f"`streamer` can only show a batch of 1, but {rows}; leave it out")
-    if isinstance(generator := choice.kind.asked.generator, CandidateGenerator):
+    if isinstance(generator := kind.asked.generator, CandidateGenerator):
         raise LossyUnsupportedError(
             f"`candidate_generator` {type(generator).__name__} drafts for one sequence, but {rows}; "
             "pass a function that makes a generator for each row"
@@ -232,13 +232,13 @@ def check_grammar(config: LossyConfig, processors: LogitsProcessorList, do_sampl
     return grammar is not None
 
 
-def check_certificate(config: LossyConfig, choice: DrafterChoice, call: Prepared, given: GivenFields) -> None:
-    own, draft = call.config, choice.kind.model if "certificate" in choice.kind.gives else None
+def check_certificate(config: LossyConfig, kind: Kind, call: Prepared, given: GivenFields) -> None:
+    own, draft = call.config, kind.model if "certificate" in kind.gives else None
     draws: Any = (1.0 if own.temperature is None else own.temperature) if own.do_sample else None
     if own.do_sample and (own.top_k or (own.top_p is not None and own.top_p < 1)):
         draws = f"{draws:g} with top_k {own.top_k} and top_p {own.top_p}"
     certified = config.certificate.setting.config.get("num_assistant_tokens")
-    lengths = choice.lengths
+    lengths = kind.lengths
     gamma = certified if lengths.automatic and certified == "auto" else lengths.num_assistant_tokens
     # Calibrations leave these fields at their defaults, or to the draft's own files.
     names = ("assistant_confidence_threshold", "num_assistant_tokens_schedule", "prompt_lookup_num_tokens")

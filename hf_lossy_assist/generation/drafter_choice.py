@@ -3,28 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import nn
 from transformers import PreTrainedModel
 
 from ..acceptors import Acceptor
-from ..compat.caches import new_cache
 from ..compat.models import innermost
-from ..compat.probe import shares_forwards
 from ..drafting.draft_ends import (
-    DEFAULT_NUM_TOKENS,
-    LONGEST,
     check_confidence,
     check_num_tokens,
     check_schedule,
-    constant_length,
 )
 from ..drafting.state_head import StateHead
 from ..drafting.vocabulary import same_tokenizer
 from ..errors import LossyUnsupportedError, LossyValueError, brief
-from ..models.cache_rows import movable
 from .config import LossyConfig
 from .drafters.base import Asked, Kind, Lengths, Nothing, chosen
 from .drafters.generators import OPTIONS, missing
@@ -54,109 +47,75 @@ LACKS = {
 """What an error says where a drafter does not give what a call wants."""
 
 
-@dataclass(frozen=True, eq=False)
-class DrafterChoice:
-    """Who drafts in a call, and how much."""
-
-    kind: Kind | None  # None: nobody, though the call has a mode
-    lengths: Lengths
-
-    @classmethod
-    def from_keywords(
-        cls,
-        target: PreTrainedModel,
-        kwargs: Mapping[str, Any],
-        given: GivenFields,
-        generator: Any,
-        config: LossyConfig,
-    ) -> DrafterChoice:
-        """Read the keywords about drafting among ``kwargs``, the keywords of ``generate()``."""
-        assistant = kwargs.get("assistant_model")
-        if assistant is not None and not (isinstance(assistant, nn.Module) and hasattr(assistant, "config")):
-            given = (
-                f"a {type(assistant).__name__}; pass its `draft`" if hasattr(assistant, "draft") else brief(assistant)
-            )
-            raise LossyValueError(f"`assistant_model` has to be a transformers model, but is {given}")
-        options = given.merged("assistant_early_exit", *OPTIONS)
-        if (layers := options.pop("assistant_early_exit", None)) is not None:
-            raise LossyUnsupportedError(
-                f"`assistant_early_exit` {layers!r} can't be used with `lossy_mode`, because transformers' drafter for "
-                "it changes the target's own configuration while it drafts; pass `assistant_early_exit=None`, and an "
-                "`assistant_model` or `prompt_lookup_num_tokens`"
-            )
-        theirs = getattr(assistant, "generation_config", None)
-        gamma = given("num_assistant_tokens", theirs)
-        schedule = given("num_assistant_tokens_schedule", theirs)
-        lengths = Lengths(
-            num_assistant_tokens=gamma,
-            automatic=gamma is None or gamma == "auto",
-            confidence=given("assistant_confidence_threshold", theirs),
-            schedule="constant" if schedule is None else schedule,
-            stop=config.stop_drafting,
+def drafter_of(
+    target: PreTrainedModel, kwargs: Mapping[str, Any], given: GivenFields, generator: Any, config: LossyConfig
+) -> Kind:
+    """Return who drafts in a call, by the keywords about drafting among ``kwargs``, those of ``generate()``."""
+    assistant = kwargs.get("assistant_model")
+    if assistant is not None and not (isinstance(assistant, nn.Module) and hasattr(assistant, "config")):
+        given = f"a {type(assistant).__name__}; pass its `draft`" if hasattr(assistant, "draft") else brief(assistant)
+        raise LossyValueError(f"`assistant_model` has to be a transformers model, but is {given}")
+    options = given.merged("assistant_early_exit", *OPTIONS)
+    if (layers := options.pop("assistant_early_exit", None)) is not None:
+        raise LossyUnsupportedError(
+            f"`assistant_early_exit` {layers!r} can't be used with `lossy_mode`, because transformers' drafter for "
+            "it changes the target's own configuration while it drafts; pass `assistant_early_exit=None`, and an "
+            "`assistant_model` or `prompt_lookup_num_tokens`"
         )
-        if gamma == 0:
-            return cls(Nothing(Asked(target)), lengths)
-        options = {name: value for name, value in options.items() if value}
-        if isinstance(assistant, StateHead):  # which is asked for by itself
-            options = {name: options[name] for name in options if name == "prompt_lookup_num_tokens"}
-        tokenizers, theirs = None, kwargs.get("assistant_tokenizer")
-        if assistant is not None and theirs is not None:
-            tokenizers = _other_tokenizers(kwargs.get("tokenizer"), theirs)
-        kind = chosen(Asked(target, assistant, generator, options, tokenizers))
-        ours = kind is not None and "stop" in kind.gives
-        inner = innermost(assistant)
-        if ours and isinstance(inner, PreTrainedModel) and not inner.can_generate():
-            raise LossyValueError(
-                f"`assistant_model` has to be a model that can generate, but is a {type(inner).__name__}, which has no "
-                "LM head; load it with AutoModelForCausalLM"
-            )
-        return cls(kind, _automatic(lengths, kind if ours else None, config) if lengths.automatic else lengths)
-
-    @property
-    def longest(self) -> int | None:
-        """The largest number of tokens in a chain, where it is known beforehand."""
-        return self.kind.longest(constant_length(self.lengths.num_assistant_tokens, self.lengths.schedule))
-
-    @property
-    def row_by_row(self) -> bool:
-        """Whether the rows of a batch can't be decoded together."""
-        target, models = self.kind.asked.target, (self.kind.asked.target, *self.kind.cached)
-        return (
-            target.config.is_encoder_decoder
-            or self.kind.follows_one_text
-            or not all(shares_forwards(model) and movable(new_cache(model)) for model in models)
+    theirs = getattr(assistant, "generation_config", None)
+    gamma = given("num_assistant_tokens", theirs)
+    schedule = given("num_assistant_tokens_schedule", theirs)
+    lengths = Lengths(
+        num_assistant_tokens=gamma,
+        automatic=gamma is None or gamma == "auto",
+        confidence=given("assistant_confidence_threshold", theirs),
+        schedule="constant" if schedule is None else schedule,
+        stop=config.stop_drafting,
+    )
+    if gamma == 0:
+        return Nothing(Asked(target, config, lengths))
+    options = {name: value for name, value in options.items() if value}
+    if isinstance(assistant, StateHead):  # which is asked for by itself
+        options = {name: options[name] for name in options if name == "prompt_lookup_num_tokens"}
+    tokenizers, theirs = None, kwargs.get("assistant_tokenizer")
+    if assistant is not None and theirs is not None:
+        tokenizers = _other_tokenizers(kwargs.get("tokenizer"), theirs)
+    asked = Asked(target, config, lengths, assistant, generator, options, tokenizers)
+    kind = chosen(asked) or Nothing(asked)
+    inner = innermost(assistant)
+    if "stop" in kind.gives and isinstance(inner, PreTrainedModel) and not inner.can_generate():
+        raise LossyValueError(
+            f"`assistant_model` has to be a model that can generate, but is a {type(inner).__name__}, which has no "
+            "LM head; load it with AutoModelForCausalLM"
         )
+    return kind
 
-    def check(self, config: LossyConfig) -> None:
-        """Raise where the drafter can't do what the call wants."""
-        rule, lengths, kind = config.rule, self.lengths, self.kind
-        check_num_tokens(lengths.num_assistant_tokens, least=0)
-        check_schedule(lengths.schedule)
-        check_confidence(lengths.confidence)
-        if lengths.num_assistant_tokens == 0:
-            return _check_nothing(config)
-        if kind is None:
-            raise LossyValueError(
-                f"`lossy_mode` {rule.name!r} needs a drafter; pass `assistant_model`, `prompt_lookup_num_tokens` or "
-                "`candidate_generator`"
-            )
-        if lengths.stop is not None:
-            _check_stop(kind, lengths, rule)
-        if rule.unverified_drafting is not None:
-            _refuse(kind, "unverified", rule)
-        kind.check()
-        rule.check_models(kind.asked.target, kind.asked.assistant if kind.compares else None)
-        if kind.most is not None and lengths.num_assistant_tokens > kind.most:
-            raise LossyValueError(
-                f"`num_assistant_tokens` has to be at most {kind.most} with {kind.title} whose blocks have "
-                f"{kind.most + 1} tokens, but is {lengths.num_assistant_tokens}; leave it out, or give fewer"
-            )
-        if "draft_hidden" in rule.needs:
-            _refuse(kind, "hidden", rule)
-        if config.tree is not None:
-            _check_tree(kind, lengths, rule)
-        if "draft_probs" in rule.needs and "q" not in kind.gives:
-            raise missing("draft_probs", rule, kind.title, kind.remedy)
+
+def check_drafter(kind: Kind) -> None:
+    """Raise where a drafter can't do what the call wants."""
+    rule, tree, lengths = kind.asked.config.rule, kind.asked.config.tree, kind.lengths
+    check_num_tokens(lengths.num_assistant_tokens, least=0)
+    check_schedule(lengths.schedule)
+    check_confidence(lengths.confidence)
+    if isinstance(kind, Nothing):
+        return kind.check()
+    if lengths.stop is not None:
+        _check_stop(kind, lengths, rule)
+    if rule.unverified_drafting is not None:
+        _refuse(kind, "unverified", rule)
+    kind.check()
+    rule.check_models(kind.asked.target, kind.asked.assistant if kind.compares else None)
+    if kind.most is not None and lengths.num_assistant_tokens > kind.most:
+        raise LossyValueError(
+            f"`num_assistant_tokens` has to be at most {kind.most} with {kind.title} whose blocks have "
+            f"{kind.most + 1} tokens, but is {lengths.num_assistant_tokens}; leave it out, or give fewer"
+        )
+    if "draft_hidden" in rule.needs:
+        _refuse(kind, "hidden", rule)
+    if tree is not None:
+        _check_tree(kind, lengths, rule)
+    if "draft_probs" in rule.needs and "q" not in kind.gives:
+        raise missing("draft_probs", rule, kind.title, kind.remedy)
 
 
 def _other_tokenizers(tokenizer: Any, assistant_tokenizer: Any) -> tuple[Any, Any] | None:
@@ -169,30 +128,10 @@ def _other_tokenizers(tokenizer: Any, assistant_tokenizer: Any) -> tuple[Any, An
     return None if same_tokenizer(tokenizer, assistant_tokenizer) else (tokenizer, assistant_tokenizer)
 
 
-def _automatic(lengths: Lengths, kind: Kind | None, config: LossyConfig) -> Lengths:
-    """Return the lengths that we choose; ``kind`` is None where drafts can't end early."""
-    unsaid = lengths.schedule == "constant" and lengths.confidence is None and lengths.stop is None
-    stop = config.default_stop if kind is not None and unsaid else None
-    gamma = DEFAULT_NUM_TOKENS if stop is None else LONGEST
-    most = None if kind is None else kind.most
-    return replace(lengths, num_assistant_tokens=min(gamma, most or gamma), stop=stop or lengths.stop)
-
-
 def _refuse(kind: Kind, want: str, rule: Acceptor) -> None:
     """Raise where a drafter lacks what a call wants."""
     if want not in kind.gives:
         raise LossyUnsupportedError(LACKS[want].format(rule=rule.name, title=kind.title, remedy=kind.remedy))
-
-
-def _check_nothing(config: LossyConfig) -> None:
-    wanted = []
-    if config.rule.name != "lossless":
-        wanted.append(f"take 'lossless' for `lossy_mode`, not {config.rule.name!r}")
-    wanted += [
-        f"leave out `{x}` in `lossy_config`" for x in ("tree", "stop_drafting") if getattr(config, x) is not None
-    ]
-    if wanted:
-        raise LossyValueError(f"`num_assistant_tokens` is 0, so nothing is drafted: {', and '.join(wanted)}")
 
 
 def _check_stop(kind: Kind, lengths: Lengths, rule: Acceptor) -> None:

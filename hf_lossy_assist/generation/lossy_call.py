@@ -41,8 +41,8 @@ from ..models.processing import row_aligned
 from ..models.target import Target, TargetReader
 from .checks import check_certificate, check_decoding, check_grammar, check_mode, check_prepared, check_row_by_row
 from .config import FIELDS, LossyConfig, guarded
-from .drafter_choice import DRAFTERS, DrafterChoice
-from .drafters.base import Making
+from .drafter_choice import DRAFTERS, check_drafter, drafter_of
+from .drafters.base import Kind, Making, Nothing
 from .given import GivenFields
 from .prepared import Prepared
 from .runner_choice import choose_runners
@@ -58,7 +58,7 @@ class LossyCall:
 
     model: PreTrainedModel
     config: LossyConfig
-    choice: DrafterChoice
+    kind: Kind  # who drafts
     given: GivenFields
     keywords: Mapping[str, Any] = field(default_factory=dict)
     encoder_input: Any = None
@@ -108,25 +108,26 @@ class LossyCall:
                 )
             if (refusal := obstacle_in_adapter(model)) is not None:
                 raise LossyUnsupportedError(f"`lossy_mode` {mode!r} can't be used with {refusal}")
-            choice = DrafterChoice.from_keywords(model, kwargs, said, given.get("candidate_generator"), config)
-            if choice.kind is None and level > 1:  # the mode was saved with the model, but this call has no drafter
+            kind = drafter_of(model, kwargs, said, given.get("candidate_generator"), config)
+            undrafted = isinstance(kind, Nothing) and kind.lengths.num_assistant_tokens != 0
+            if undrafted and level > 1:  # the mode was saved with the model, but this call has no drafter
                 warn_once(
                     f"`lossy_mode` {mode!r} is saved in the generation config, but nothing drafts, so texts are "
                     "decoded plainly; pass `assistant_model` or `prompt_lookup_num_tokens`, or enable the model with "
                     "one"
                 )
                 return None
-            choice.check(config)
+            check_drafter(kind)
         except LossyError as error:
             said.explain(error)
             raise
-        return cls(model, config, choice, said).with_inputs(kwargs)
+        return cls(model, config, kind, said).with_inputs(kwargs)
 
     def with_inputs(self, kwargs: dict[str, Any]) -> LossyCall:
         """Return this call with the inputs among ``kwargs``, from which our keywords are removed."""
         for name in (*FIELDS, *DRAFTERS, "assistant_tokenizer"):
             kwargs.pop(name, None)
-        if self.choice.kind.reads:  # transformers refuses its own MTP for some targets
+        if self.kind.reads:  # transformers refuses its own MTP for some targets
             kwargs["use_mtp"] = False
         main = kwargs.get("inputs") if kwargs.get("inputs") is not None else kwargs.get(self.model.main_input_name)
         encoder_input = main if self.model.config.is_encoder_decoder else None
@@ -163,10 +164,10 @@ class LossyCall:
             inspected=self.config.inspect,
         )
         ready_for_rollback(self.model, call.cache)
-        check_prepared(self.config, self.choice, call)
-        check_mode(self.config, generation_config.do_sample, self.choice.longest)
+        check_prepared(self.config, self.kind, call)
+        check_mode(self.config, generation_config.do_sample, self.kind.longest)
         if self.config.certificate is not None:
-            check_certificate(self.config, self.choice, call, self.given)
+            check_certificate(self.config, self.kind, call, self.given)
         structured = check_grammar(self.config, call.processors, generation_config.do_sample)
         limits = self.config.limits.bind(call.tokenizer, structured)
         quotable = None if limits is None else call.quotable
@@ -175,7 +176,7 @@ class LossyCall:
         )
         randomness = Randomness(shared_seed(self.model, self.config.seed))
         adapters = RowAdapters(self.model, call.batch)
-        apart = call.batch > 1 and (self.choice.row_by_row or reads_by_column(call.inputs))
+        apart = call.batch > 1 and (self.kind.row_by_row or reads_by_column(call.inputs))
         if apart:
             check_row_by_row(self.config.rule.name, call)
             warn_once(
@@ -203,8 +204,8 @@ class LossyCall:
         switch = self._switch(call)
         if call.batch > 1:
             processors = row_aligned(processors, texts)
-        making = Making(call, self.config, self.choice.lengths, processors, randomness)
-        runner, draft_runner = choose_runners(self.model, self.choice, making, switch)
+        making = Making(call, processors, randomness)
+        runner, draft_runner = choose_runners(self.kind, making, switch)
         runner.chunk = config.prefill_chunk_size
         windows = ()
         if config.output_attentions:
@@ -216,7 +217,7 @@ class LossyCall:
         return kind(
             texts,
             target=Target(runner, reader, "logits" in outputs.wanted, switch),
-            drafter=self.choice.kind.make(making),
+            drafter=self.kind.make(making),
             acceptor=acceptor,
             progress=progress,
             stats=StatsRecorder(acceptor.is_lossless(config.do_sample), call.batch, row),
@@ -228,7 +229,7 @@ class LossyCall:
 
     def _draft_inputs(self, call: Prepared) -> PreparedInputs | None:
         """Return the inputs of a draft model that reads more than text, as stock assisted generation hands them on."""
-        if not (own := self.choice.kind.cached):
+        if not (own := self.kind.cached):
             return None
         draft = unwrap(own[0])
         others = other_inputs(draft, self.keywords)

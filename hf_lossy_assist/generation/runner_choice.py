@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property
 
 import torch
 from torch.nn.functional import pad
-from transformers import PreTrainedModel
 from transformers.cache_utils import StaticCache
 
 from ..compat.caches import CACHE, belongs_to_user, cache_name, is_offloaded_cache, new_cache, text_cache
@@ -29,8 +27,7 @@ from ..models.static.forwards import Compiling, decoder_layers, forget
 from ..models.static.graphs import RECORDERS, CompiledRecording, Recording
 from ..models.static.layerwise import compiling
 from ..models.static.runner import StaticCacheRunner
-from .drafter_choice import DrafterChoice
-from .drafters.base import Making, StaticDraft
+from .drafters.base import Kind, Making, StaticDraft
 from .drafters.draft_model import NO_END
 from .static_obstacles import (
     UNRECORDABLE,
@@ -95,39 +92,33 @@ Runners = tuple[ModelRunner, ModelRunner | None]
 """The target's runner, and the draft model's; None where its source makes its own."""
 
 
-def choose_runners(
-    model: PreTrainedModel,
-    choice: DrafterChoice,
-    making: Making,
-    switch: FrequencySwitch | None,
-) -> Runners:
+def choose_runners(kind: Kind, making: Making, switch: FrequencySwitch | None) -> Runners:
     """Return the runners of a call, as :func:`choose_path` says; ``switch`` says where frequencies change.
 
     A static cache of the call's own that can't be used gives way to a dynamic one; for a caller's cache this is an
     error. Only what the user has asked for is warned of.
     """
-    runners = _RunnerChoice(model, choice, making)
+    runners = _RunnerChoice(kind, making)
     return runners.static(switch) or (runners.dynamic(), None)
 
 
-@dataclass(frozen=True, eq=False)
 class _RunnerChoice:
     """Makes a call's runners."""
 
-    model: PreTrainedModel
-    choice: DrafterChoice
-    making: Making
+    def __init__(self, kind: Kind, making: Making) -> None:
+        self.kind, self.config, self.making = kind, kind.asked.config, making
+        self.model, self.call = making.call.model, making.call
 
     @cached_property
     def _before(self) -> int:
         """How many tokens the caller's cache holds before the prompt."""
-        call = self.making.call
+        call = self.call
         return tokens_before(call.ids, call.inputs, call.config, call.held) if call.held else 0
 
     @property
     def _seen(self) -> int:
         """How many of the prompt's tokens the caller's cache holds."""
-        return 0 if self._before else self.making.call.held
+        return 0 if self._before else self.call.held
 
     @cached_property
     def _last_position(self) -> torch.Tensor | None:
@@ -135,15 +126,15 @@ class _RunnerChoice:
 
         A caller's own positions may be higher than the text is long, and a video's times than the text after it.
         """
-        positions = self.making.call.inputs.get("position_ids")
-        if self.making.call.batch == 1 or positions is None:
+        positions = self.call.inputs.get("position_ids")
+        if self.call.batch == 1 or positions is None:
             return None
-        last = positions[..., -1:] + (min(self.making.call.config.max_length, NO_END) - self.making.call.ids.shape[1])
+        last = positions[..., -1:] + (min(self.call.config.max_length, NO_END) - self.call.ids.shape[1])
         return last.maximum(positions.amax(-1, keepdim=True))
 
     def dynamic(self) -> ModelRunner:
         """Return the target's runner on a dynamic cache, or with saved states."""
-        model, call = self.model, self.making.call
+        model, call = self.model, self.call
         inputs, length = forward_inputs(model, call.ids, call.inputs), call.ids.shape[1]
         positions = call.inputs.get("position_ids")
         if positions is not None and (missing := self._before + length - positions.shape[-1]) > 0:
@@ -158,12 +149,12 @@ class _RunnerChoice:
 
     def static(self, switch: FrequencySwitch | None) -> Runners | None:
         """Return runners on static caches; None where these are impossible or not wanted."""
-        model, call = self.model, self.making.call
+        model, call = self.model, self.call
         cache = call.cache
         given = isinstance(text_cache(cache), StaticCache)
         path = choose_path(
             device_of(model).type,
-            self.making.config.compile,
+            self.config.compile,
             static=given,
             by_itself=given and compiles_by_itself(model, call.inputs, call.config),
             disabled=bool(call.config.disable_compile),
@@ -173,7 +164,7 @@ class _RunnerChoice:
         )
         if path is Path.DYNAMIC:
             return None
-        asked = self.making.config.compile or given
+        asked = self.config.compile or given
         obstacle = self._obstacle()
         if obstacle is None and switch is not None:
             obstacle = "its frequencies change with the width of a forward"
@@ -193,9 +184,9 @@ class _RunnerChoice:
 
     def _target(self, given: bool) -> StaticCacheRunner:
         """Return the target's runner, on the caller's static cache or on one of the pool's."""
-        model, call, cache = self.model, self.making.call, self.making.call.cache
+        model, call, cache = self.model, self.call, self.call.cache
         own = belongs_to_user(cache)
-        needed, kind = call.config.max_length + self._of_target.room, self.choice.kind
+        needed, kind = call.config.max_length + self._of_target.room, self.kind
         slot = StaticCacheSlot(cache, int(cache.get_seq_length())) if own else take_slot(model, needed, call.batch)
         runner = StaticCacheRunner(model, slot, call.inputs, self._seen, self._last_position, kind.reads)
         returned = call.batch == 1 and bool(call.config.return_dict_in_generate)
@@ -205,20 +196,20 @@ class _RunnerChoice:
 
     def _draft(self, path: Path, asked: bool) -> ModelRunner | None:
         """Return the draft's runner; None where it drafts on a dynamic cache, or is no model."""
-        if (draft := self.choice.kind.static(self.making)) is None:
+        if (draft := self.kind.static(self.making)) is None:
             return None
         if draft.obstacle is not None:
             if asked:
                 _say(False, draft.obstacle)
             return None
-        widths, call = self._of_draft(draft), self.making.call
-        runner = draft.runner(take_slot(self.choice.kind.model, call.config.max_length + widths.room, call.batch))
+        widths, call = self._of_draft(draft), self.call
+        runner = draft.runner(take_slot(self.kind.model, call.config.max_length + widths.room, call.batch))
         return None if self._failed(runner, path, widths, asked) else runner
 
     @cached_property
     def _of_target(self) -> Widths:
         """What the target verifies: the drafted tokens and the token before them."""
-        tree, longest = self.making.config.tree, self.choice.longest
+        tree, longest = self.config.tree, self.kind.longest
         if tree is None:
             widths = _ANY_WIDTH if longest is None else (longest + 1,)
             return Widths(widths, room=widths[-1])
@@ -228,7 +219,7 @@ class _RunnerChoice:
 
     def _of_draft(self, draft: StaticDraft) -> Widths:
         """Return what drafting reads: the newest tokens, then a token, the nodes of a depth, or nothing."""
-        tree, longest = self.making.config.tree, self.choice.longest
+        tree, longest = self.config.tree, self.kind.longest
         if tree is not None:
             newest, sizes = tree.depth + 1, (tree.top_k,) * (tree.depth - 1)  # of the depths whose nodes are read
             room = newest + sum(sizes)
@@ -239,14 +230,14 @@ class _RunnerChoice:
         room = max((*draft.steps, *newest, 0 if way is None else longest + 1)) + sum(draft.blocks)
         if way is None:
             return Widths(draft.steps + newest, draft.blocks, room=room)
-        return Widths(newest, drafts=self.choice.lengths.num_assistant_tokens, sampler=way, room=room)
+        return Widths(newest, drafts=self.kind.lengths.num_assistant_tokens, sampler=way, room=room)
 
     def _way(self, vocabulary: Vocabulary | None) -> FixedSampler | None:
         """Return how whole drafts choose their tokens; None where each token is drafted alone."""
-        lengths, call, draft = self.choice.lengths, self.making.call, self.choice.kind.model
+        lengths, call, draft = self.kind.lengths, self.call, self.kind.model
         settings = settings_of(call.processors)
-        alone = self.choice.longest is None or lengths.stop is not None or lengths.confidence or settings is None
-        if alone or "draft_hidden" in self.making.config.rule.needs:
+        alone = self.kind.longest is None or lengths.stop is not None or lengths.confidence or settings is None
+        if alone or "draft_hidden" in self.config.rule.needs:
             return None
         # Hooks, such as those that time forwards, see each token.
         if any(has_hooks(x) for x in (draft, draft.get_decoder(), draft.get_output_embeddings()) if x is not None):
@@ -256,13 +247,13 @@ class _RunnerChoice:
 
     def _obstacle(self) -> str | None:
         """Say why the target's cache can't be static; None where it can."""
-        model, call, kind, cache = self.model, self.making.call, self.choice.kind, self.making.call.cache
+        model, call, kind, cache = self.model, self.call, self.kind, self.call.cache
         if model.config.is_encoder_decoder:
             return f"{type(model).__name__} has an encoder"
         if is_offloaded_cache(cache):
             return "it is offloaded"
-        if self.making.config.rule.unverified_drafting is not None:
-            return f"the rule {self.making.config.rule.name!r} drafts any number of tokens"
+        if self.config.rule.unverified_drafting is not None:
+            return f"the rule {self.config.rule.name!r} drafts any number of tokens"
         if "static" not in kind.gives:
             return "its drafter may want to see the target's inputs and outputs"
         if belongs_to_user(cache) and not isinstance(cache, StaticCache):
@@ -272,7 +263,7 @@ class _RunnerChoice:
         if belongs_to_user(cache) and not rewinds(cache):
             return f"it has layers that can't be rolled back by position ({kinds_of(cache)})"
         room = call.config.max_length + self._of_target.room
-        if belongs_to_user(cache) and self.making.config.tree is not None and StaticCacheSlot(cache).capacity < room:
+        if belongs_to_user(cache) and self.config.tree is not None and StaticCacheSlot(cache).capacity < room:
             return f"trees need {room} slots, and it has fewer"
         if call.batch > 1 or kind.reads:
             obstacle = obstacle_to_filling(model)
@@ -284,17 +275,13 @@ class _RunnerChoice:
 
     def _ways(self, runner: FixedRunner, path: Path) -> list[Compiling | Recording]:
         """Return how forwards may be prepared, the best way first: what is compiled is recorded, too, if it can be."""
-        given, recorder = self.making.call.config.compile_config, RECORDERS.get(runner.device.type)
+        given, recorder = self.call.config.compile_config, RECORDERS.get(runner.device.type)
         if path is not Path.COMPILED:
             return [Recording(recorder)]
         # Graphs refer to their cache, and so would keep a cache that is the caller's. Where a device waits for Python,
         # what no graph records is compiled whole: Python runs between layers.
         records_itself = given is not None and given.backend == "cudagraphs"
-        if (
-            runner.fixed.keeps_cache
-            or records_itself
-            or obstacle_to_recording(runner.model, self.making.call) is not None
-        ):
+        if runner.fixed.keeps_cache or records_itself or obstacle_to_recording(runner.model, self.call) is not None:
             return [(compiling if recorder is None else Compiling)(given)]
         return [CompiledRecording(recorder, given), Compiling(given)]
 
@@ -304,7 +291,7 @@ class _RunnerChoice:
         filled = f"`{CACHE}` holds tokens already, which compiling would overwrite"
         obstacle = (
             obstacle_to_compiling(runner.model)
-            or (obstacle_to_recording(runner.model, self.making.call) if path is not Path.COMPILED else None)
+            or (obstacle_to_recording(runner.model, self.call) if path is not Path.COMPILED else None)
             or (filled if runner.fixed.slot.filled else None)
         )
         if obstacle is not None:

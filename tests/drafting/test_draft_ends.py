@@ -155,8 +155,8 @@ def test_other_ways_of_drafting_have_no_default_stop(by_default):
         call = LossyCall.from_keywords(
             target, {"assistant_model": draft, "lossy_mode": mode, "lossy_config": config, "lossy_head": head, **more}
         )
-        assert call.choice.lengths.stop is None
-        assert call.choice.lengths.num_assistant_tokens == 5
+        assert call.kind.lengths.stop is None
+        assert call.kind.lengths.num_assistant_tokens == 5
 
 
 @pytest.mark.parametrize(

@@ -124,8 +124,8 @@ def test_what_transformers_has_filled_in_is_nobody_s_choice(own: dict, said: dic
     filled, _ = target._prepare_generation_config(GenerationConfig(**said))
     kwargs = {"generation_config": filled, "assistant_model": noisy_copy(target), "lossy_mode": "lossless"}
     made = LossyCall.from_keywords(target, kwargs)
-    assert (made.choice.lengths.num_assistant_tokens, made.choice.lengths.automatic) == (gamma, automatic)
-    assert made.choice.lengths.confidence is None
+    assert (made.kind.lengths.num_assistant_tokens, made.kind.lengths.automatic) == (gamma, automatic)
+    assert made.kind.lengths.confidence is None
 
 
 def test_a_model_whose_config_turns_its_cache_off_is_refused_with_the_remedy():

@@ -87,7 +87,7 @@ class Advising:
 
     def __post_init__(self) -> None:
         _GAMMAS.check("gammas", self.gammas)
-        if not self._call_of(self.evaluation.modes[0]).choice.kind.cached or self.pair.lookup:
+        if not self._call_of(self.evaluation.modes[0]).kind.cached or self.pair.lookup:
             raise LossyUnsupportedError(f"`advise` replays drafts of a draft model alone; of others, {MEASURE}")
         if self.rows > 1 and (count := len(self.evaluation.examples)) < 2 * self.rows:
             raise LossyValueError(

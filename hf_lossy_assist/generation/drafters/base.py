@@ -12,46 +12,33 @@ from torch import Tensor, nn
 from transformers import LogitsProcessorList, PreTrainedModel
 from transformers.generation.candidate_generator import CandidateGenerator
 
+from ...compat.caches import new_cache
 from ...compat.drafters import drafts_from_target_states
 from ...compat.multimodal import placeholders
+from ...compat.probe import shares_forwards
 from ...core.distributions import Randomness
 from ...core.messages import Draft
 from ...core.texts import Texts
 from ...drafting import Drafter
 from ...drafting.chain import ChainDrafter, Sampler, Source
-from ...drafting.draft_ends import ConfidenceStop, DraftStop, draft_length_of, fresh
+from ...drafting.draft_ends import (
+    DEFAULT_NUM_TOKENS,
+    LONGEST,
+    ConfidenceStop,
+    DraftStop,
+    constant_length,
+    draft_length_of,
+    fresh,
+)
 from ...drafting.state_head import StateHead
 from ...drafting.vocabulary import Vocabulary
+from ...errors import LossyValueError
+from ...models.cache_rows import movable
 from ...models.runner import ModelRunner
 from ...models.static.cache_slot import StaticCacheSlot
 from ...models.static.fixed import FixedRunner
 from ..config import LossyConfig
 from ..prepared import Prepared
-
-
-@dataclass(frozen=True, eq=False)
-class Asked:
-    """What a call says about its drafter."""
-
-    target: PreTrainedModel
-    assistant: Any = None  # `assistant_model`
-    generator: CandidateGenerator | Callable[..., CandidateGenerator] | None = None  # `candidate_generator`
-    options: Mapping[str, Any] = field(default_factory=dict)  # of transformers' own drafters, by field
-    tokenizers: tuple[Any, Any] | None = None  # `tokenizer` and `assistant_tokenizer`, where they differ
-
-    def without(self, *options: str) -> Asked:
-        return replace(self, options={name: x for name, x in self.options.items() if name not in options})
-
-    @cached_property
-    def alone(self) -> Any:
-        """The assistant, where nothing else drafts beside it."""
-        return self.assistant if self.generator is None and not self.options else None
-
-    @cached_property
-    def draft(self) -> PreTrainedModel | None:
-        """The model that drafts alone and by itself, if one does."""
-        other = isinstance(self.alone, StateHead) or drafts_from_target_states(self.alone)
-        return None if other else self.alone
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,12 +53,39 @@ class Lengths:
 
 
 @dataclass(frozen=True, eq=False)
+class Asked:
+    """What a call says about its drafter, and what it wants of it."""
+
+    target: PreTrainedModel
+    config: LossyConfig
+    lengths: Lengths  # as they are said
+    assistant: Any = None  # `assistant_model`
+    generator: CandidateGenerator | Callable[..., CandidateGenerator] | None = None  # `candidate_generator`
+    options: Mapping[str, Any] = field(default_factory=dict)  # of transformers' own drafters, by field
+    tokenizers: tuple[Any, Any] | None = None  # `tokenizer` and `assistant_tokenizer`, where they differ
+
+    @cached_property
+    def alone(self) -> Any:
+        """The assistant, where nothing else drafts beside it."""
+        return self.assistant if self.generator is None and not self.options else None
+
+    @cached_property
+    def draft(self) -> PreTrainedModel | None:
+        """The model that drafts alone and by itself, if one does."""
+        other = isinstance(self.alone, StateHead) or drafts_from_target_states(self.alone)
+        return None if other else self.alone
+
+    @property
+    def keep_hidden(self) -> bool:
+        """Whether the rule reads the states of a draft model."""
+        return "draft_hidden" in self.config.rule.needs
+
+
+@dataclass(frozen=True, eq=False)
 class Making:
-    """What a drafter is made from, besides its kind."""
+    """What a drafter is made from, besides what was asked for."""
 
     call: Prepared
-    config: LossyConfig
-    lengths: Lengths
     processors: LogitsProcessorList  # that the draft's logits go through
     randomness: Randomness
     runner: ModelRunner | None = None  # the draft model's; None for one of the source's own
@@ -82,28 +96,11 @@ class Making:
         """Return the same for one row as a call of its own."""
         return replace(self, call=row, processors=row.processors, whole=self.call)
 
-    @property
-    def keep_hidden(self) -> bool:
-        """Whether the rule reads the states of a draft model."""
-        return "draft_hidden" in self.config.rule.needs
-
     def sampler(self) -> Sampler:
         """Return what chooses drafted tokens."""
         call, whole = self.call, self.whole or self.call
         never = placeholders(whole.model, whole.inputs)
         return Sampler(self.processors, call.config.do_sample, self.randomness, never)
-
-    def chain(self, source: Source, strategy: type[ChainDrafter] = ChainDrafter) -> ChainDrafter:
-        """Return the strategy that drafts chains from a source."""
-        call, lengths, needs = self.call, self.lengths, self.config.rule.needs
-        return strategy(
-            source,
-            draft_length_of(lengths.num_assistant_tokens, lengths.schedule),
-            self.sampler(),
-            # Residuals and ratios need q; in greedy decoding only some rules read it.
-            call.config.do_sample or call.inspected or bool(needs & {"draft_probs", "draft_or_point_mass"}),
-            fresh(lengths.stop) if not lengths.confidence else ConfidenceStop(lengths.confidence),
-        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -139,6 +136,8 @@ class Kind(ABC):
         Whether it can draft for the rows of a batch only one after another.
     most
         The most tokens of a draft, where there is a bound.
+    cached
+        The draft models whose caches have to follow the rows of a batch.
     looked_up
         How many tokens of the text itself it may draft.
     reads
@@ -151,6 +150,7 @@ class Kind(ABC):
     compares: ClassVar[bool] = True
     follows_one_text: ClassVar[bool] = False
     most: ClassVar[int | None] = None
+    cached: ClassVar[tuple[PreTrainedModel, ...]] = ()
     looked_up: ClassVar[int] = 0
     reads: ClassVar[tuple[int, ...]] = ()
 
@@ -178,13 +178,42 @@ class Kind(ABC):
         return self.asked.assistant
 
     @property
-    def cached(self) -> tuple[PreTrainedModel, ...]:
-        """The draft models whose caches have to follow the rows of a batch."""
-        return ()
+    def lengths(self) -> Lengths:
+        """How much is drafted in a round, also where the user left that to us."""
+        said = self.asked.lengths
+        if not said.automatic:
+            return said
+        unsaid = said.schedule == "constant" and said.confidence is None and said.stop is None
+        stop = self.asked.config.default_stop if unsaid and "stop" in self.gives else None
+        gamma = DEFAULT_NUM_TOKENS if stop is None else LONGEST
+        return replace(said, num_assistant_tokens=min(gamma, self.most or gamma), stop=stop or said.stop)
 
-    def longest(self, constant: int | None) -> int | None:
-        """Return the most tokens of a chain, where that is known; γ is ``constant``, or None if it adapts."""
-        return None
+    @property
+    def longest(self) -> int | None:
+        """The most tokens of a chain, where that is known beforehand."""
+        return constant_length(self.lengths.num_assistant_tokens, self.lengths.schedule)
+
+    @property
+    def row_by_row(self) -> bool:
+        """Whether the rows of a batch can't be decoded together."""
+        target = self.asked.target
+        return (
+            target.config.is_encoder_decoder
+            or self.follows_one_text
+            or not all(shares_forwards(model) and movable(new_cache(model)) for model in (target, *self.cached))
+        )
+
+    def chain(self, making: Making, source: Source, strategy: type[ChainDrafter] = ChainDrafter) -> ChainDrafter:
+        """Return the strategy that drafts chains from a source."""
+        config, lengths, needs = making.call.config, self.lengths, self.asked.config.rule.needs
+        return strategy(
+            source,
+            draft_length_of(lengths.num_assistant_tokens, lengths.schedule),
+            making.sampler(),
+            # Residuals and ratios need q; in greedy decoding only some rules read it.
+            config.do_sample or making.call.inspected or bool(needs & {"draft_probs", "draft_or_point_mass"}),
+            fresh(lengths.stop) if not lengths.confidence else ConfidenceStop(lengths.confidence),
+        )
 
     def static(self, making: Making) -> StaticDraft | None:
         """Return what it needs to draft on static caches; None where it drafts on caches of its own."""
@@ -217,16 +246,29 @@ class NoDrafter(Drafter):
 
 
 class Nothing(Kind):
-    """Nothing is drafted, because `num_assistant_tokens` is 0. The length chooses it, and no drafter of the call."""
+    """Nothing drafts: `num_assistant_tokens` is 0, or the call names no drafter, which :meth:`check` refuses."""
 
     gives = frozenset({"static"})
+    longest = 0
 
     @classmethod
     def chosen(cls, asked: Asked) -> Self | None:
-        return None
+        return None  # in place of any other
 
-    def longest(self, constant: int | None) -> int:
-        return 0
+    def check(self) -> None:
+        config, wanted = self.asked.config, []
+        if self.lengths.num_assistant_tokens != 0:
+            raise LossyValueError(
+                f"`lossy_mode` {config.rule.name!r} needs a drafter; pass `assistant_model`, "
+                "`prompt_lookup_num_tokens` or `candidate_generator`"
+            )
+        if config.rule.name != "lossless":
+            wanted.append(f"take 'lossless' for `lossy_mode`, not {config.rule.name!r}")
+        wanted += [
+            f"leave out `{x}` in `lossy_config`" for x in ("tree", "stop_drafting") if getattr(config, x) is not None
+        ]
+        if wanted:
+            raise LossyValueError(f"`num_assistant_tokens` is 0, so nothing is drafted: {', and '.join(wanted)}")
 
     def make(self, making: Making) -> Drafter:
         return NoDrafter()

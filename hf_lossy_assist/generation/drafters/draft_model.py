@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Any, Self
 
 import torch
@@ -121,29 +122,26 @@ class DraftModel(Kind):
         decoder = asked.draft is not None and not asked.target.config.is_encoder_decoder
         return cls(asked) if decoder and asked.tokenizers is None else None
 
-    @property
+    @cached_property
     def cached(self) -> tuple[PreTrainedModel, ...]:
         return (self.model,)
 
     def check(self) -> None:
         check_draft_model(self.asked.target, self.model)
 
-    def longest(self, constant: int | None) -> int | None:
-        return constant
-
     def make(self, making: Making) -> Drafter:
-        call, tree, rule = making.call, making.config.tree, making.config.rule.unverified_drafting
+        call, tree, rule = making.call, self.asked.config.tree, self.asked.config.rule.unverified_drafting
         runner = making.runner or draft_runner(
             self.model, making.call.mask, call.config.max_length, call.draft_inputs if tree is None else None
         )
         runner.chunk = call.config.prefill_chunk_size
         own = vocabulary_of(self.asked.target, self.model)
-        source = ModelSource(runner, own, making.keep_hidden or rule is not None)
+        source = ModelSource(runner, own, self.asked.keep_hidden or rule is not None)
         if tree is not None:
             return TreeDrafter(source, tree, making.sampler())
         if rule is not None:
             return RUNS_AHEAD[rule.head.config.position](source, rule.head, making.sampler())
-        return making.chain(source)
+        return self.chain(making, source)
 
     def static(self, making: Making) -> StaticDraft:
         call, draft = making.call, self.model

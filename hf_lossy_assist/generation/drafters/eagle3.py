@@ -371,6 +371,6 @@ class Eagle3Kind(StateHeadKind):
     head, strategy, runner = Eagle3, ChainDrafter, Eagle3Runner
 
     def make(self, making: Making) -> Drafter:
-        if (tree := making.config.tree) is None:
+        if (tree := self.asked.config.tree) is None:
             return super().make(making)
         return TreeDrafter(self.source(making), tree, making.sampler())

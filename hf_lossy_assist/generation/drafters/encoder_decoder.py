@@ -24,9 +24,8 @@ from ...drafting import Drafter
 from ...drafting.vocabulary import check_vocabularies, vocabulary_of
 from ...errors import LossyUnsupportedError, LossyValueError
 from ...models.runner import DynamicCacheRunner, ModelRunner
-from .base import Asked, Making, register
+from .base import Asked, Kind, Making, register
 from .draft_model import ModelSource
-from .per_row import PerRowKind
 
 
 def encoded_runner(model: PreTrainedModel, ids: Tensor, inputs: Mapping[str, Any], encoder_input: Any) -> ModelRunner:
@@ -72,7 +71,7 @@ def check_encoder_decoder_draft(target: PreTrainedModel, draft: PreTrainedModel)
 
 
 @register
-class EncoderDecoder(PerRowKind):
+class EncoderDecoder(Kind):
     """`assistant_model` reads the input, or the states, of the target's encoder."""
 
     gives = frozenset({"q", "hidden", "stop"})
@@ -86,9 +85,9 @@ class EncoderDecoder(PerRowKind):
         check_vocabularies(self.asked.target, self.model)
         check_encoder_decoder_draft(self.asked.target, self.model)
 
-    def for_row(self, making: Making) -> Drafter:
-        row = making.call
+    def make(self, making: Making) -> Drafter:
+        row = making.call  # an encoder's target decodes rows one by one
         runner = encoded_runner(self.model, row.ids, row.inputs, row.encoder_input)
         runner.chunk = row.config.prefill_chunk_size
         own = vocabulary_of(self.asked.target, self.model)
-        return making.chain(ModelSource(runner, own, making.keep_hidden))
+        return self.chain(making, ModelSource(runner, own, self.asked.keep_hidden))

@@ -98,14 +98,16 @@ def missing(need: str, acceptor: Acceptor, drafter: str, remedy: str = "pass an 
 
 
 class GeneratorKind(PerRowKind):
-    """Drafts for each row with a generator of its own."""
+    """Drafts for each row with a generator of its own, which drafts any number of tokens."""
+
+    longest = None
 
     @abstractmethod
     def generator(self, making: Making) -> CandidateGenerator:
         """Return what drafts for one row."""
 
     def for_row(self, making: Making) -> GeneratorDrafter:
-        generator, rule, row = self.generator(making), making.config.rule, making.call
+        generator, rule, row = self.generator(making), self.asked.config.rule, making.call
         whole = making.whole or row
         if "draft_probs" in rule.needs and isinstance(generator, DRAFTERS_WITHOUT_LOGITS):
             raise missing("draft_probs", rule, type(generator).__name__)
@@ -160,17 +162,19 @@ OPTIONS = ("prompt_lookup_num_tokens", "use_mtp", "speculation_type")
 """Fields by which transformers' ``generate()`` chooses one of its own drafters."""
 
 
-def own_drafter(kind: GeneratorKind, making: Making, model: Any = None) -> CandidateGenerator:
-    """Return the drafter that transformers' assisted generation would build for a row."""
-    row = making.call
-    asked, config = kind.asked, copy.deepcopy(row.config)
-    config.update(**dict.fromkeys(OPTIONS) | dict(asked.options))
-    config.update(assistant_early_exit=None, num_assistant_tokens=making.lengths.num_assistant_tokens)
-    return transformers_drafter(asked.target, config, row.ids, row.processors, row.inputs, model)
+class BuiltKind(GeneratorKind):
+    """Drafts with what transformers' assisted generation would build for a row."""
+
+    def generator(self, making: Making) -> CandidateGenerator:
+        row, asked = making.call, self.asked
+        config = copy.deepcopy(row.config)
+        config.update(**dict.fromkeys(OPTIONS) | dict(asked.options))
+        config.update(assistant_early_exit=None, num_assistant_tokens=self.lengths.num_assistant_tokens)
+        return transformers_drafter(asked.target, config, row.ids, row.processors, row.inputs, asked.assistant)
 
 
 @register
-class TransformersOwn(GeneratorKind):
+class TransformersOwn(BuiltKind):
     """`speculation_type`, or `use_mtp` beside more than one layer of it, asks for a drafter of transformers."""
 
     gives = frozenset({"q"})
@@ -200,13 +204,10 @@ class TransformersOwn(GeneratorKind):
                 "the target's states of every round; leave out either"
             )
 
-    def generator(self, making: Making) -> CandidateGenerator:
-        return own_drafter(self, making, self.asked.assistant)
-
 
 @register
-class Lookup(GeneratorKind):
-    """`prompt_lookup_num_tokens` alone: transformers' own drafter."""
+class Lookup(BuiltKind):
+    """`prompt_lookup_num_tokens` alone: the text itself drafts."""
 
     gives = frozenset({"static"})
 
@@ -219,8 +220,6 @@ class Lookup(GeneratorKind):
         alone = asked.assistant is None and asked.generator is None
         return cls(asked) if alone and asked.options.keys() == {"prompt_lookup_num_tokens"} else None
 
-    def longest(self, constant: int | None) -> int:
+    @property
+    def longest(self) -> int:
         return self.asked.options["prompt_lookup_num_tokens"]
-
-    def generator(self, making: Making) -> CandidateGenerator:
-        return own_drafter(self, making)

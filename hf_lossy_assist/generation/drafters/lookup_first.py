@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 from torch import Tensor, nn
-from transformers import PreTrainedModel
 
 from ...compat.multimodal import placeholders
 from ...core.messages import Commit, Draft
-from ...core.recorders import StatsRecorder
 from ...core.texts import Texts
 from ...core.transfers import to_device
 from ...drafting import Drafter
@@ -181,9 +179,6 @@ class LookupFirstDrafter(Drafter):
     def in_use(self) -> AbstractContextManager[None]:
         return self.drafter.in_use()
 
-    def flops(self, target: PreTrainedModel, length: int, stats: StatsRecorder) -> Mapping[str, float]:
-        return self.drafter.flops(target, length, stats)
-
     def _allowed(self, tokens: list[int]) -> list[int]:
         return tokens[: next((i for i, token in enumerate(tokens) if token in self._never), None)]
 
@@ -217,56 +212,34 @@ _OPTION = "prompt_lookup_num_tokens"
 @register
 @dataclass(frozen=True, eq=False)
 class LookupFirst(Kind):
-    """`prompt_lookup_num_tokens` beside an `assistant_model` or `use_mtp`."""
+    """`prompt_lookup_num_tokens` beside an `assistant_model` or `use_mtp`, whose kind is ``inner``."""
 
     inner: Kind = None
     remedy = "leave it out"
+    title = f"`{_OPTION}`"
+
+    def __post_init__(self) -> None:
+        inner = self.inner
+        vars(self).update(
+            gives=inner.gives - {"q", "hidden", "unverified"}, model=inner.model, compares=inner.compares,
+            cached=inner.cached, reads=inner.reads, most=inner.most, looked_up=self.asked.options[_OPTION],
+        )  # fmt: skip
 
     @classmethod
     def chosen(cls, asked: Asked) -> Self | None:
         if asked.generator is not None or _OPTION not in asked.options:
             return None
-        inner = chosen(asked.without(_OPTION))
+        others = {name: x for name, x in asked.options.items() if name != _OPTION}
+        inner = chosen(replace(asked, options=others))
         return None if inner is None or inner.follows_one_text else cls(asked, inner)
 
     @property
-    def gives(self) -> frozenset[str]:
-        return self.inner.gives - {"q", "hidden", "unverified"}
-
-    @property
-    def title(self) -> str:
-        return f"`{_OPTION}`"
-
-    @property
-    def model(self) -> nn.Module | None:
-        return self.inner.model
-
-    @property
-    def compares(self) -> bool:
-        return self.inner.compares
-
-    @property
-    def cached(self) -> tuple[PreTrainedModel, ...]:
-        return self.inner.cached
-
-    @property
-    def reads(self) -> tuple[int, ...]:
-        return self.inner.reads
-
-    @property
-    def most(self) -> int | None:
-        return self.inner.most
-
-    @property
-    def looked_up(self) -> int:
-        return self.asked.options[_OPTION]
+    def longest(self) -> int | None:
+        by_model = self.inner.longest
+        return by_model and max(by_model, self.looked_up)
 
     def check(self) -> None:
         self.inner.check()
-
-    def longest(self, constant: int | None) -> int | None:
-        by_model = self.inner.longest(constant)
-        return by_model and max(by_model, self.looked_up)
 
     def make(self, making: Making) -> Drafter:
         call = making.call

@@ -157,6 +157,5 @@ class OtherTokenizer(PerRowKind):
     def for_row(self, making: Making) -> Drafter:
         runner = draft_runner(self.model, max_length=making.call.config.max_length)
         runner.chunk = making.call.config.prefill_chunk_size
-        return making.chain(
-            TranslatedSource(runner, self.translation, making.call.ids, making.call.mask, making.keep_hidden)
-        )
+        source = TranslatedSource(runner, self.translation, making.call.ids, making.call.mask, self.asked.keep_hidden)
+        return self.chain(making, source)

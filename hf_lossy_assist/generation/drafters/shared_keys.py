@@ -162,8 +162,5 @@ class SharedKeys(Kind):
     def check(self) -> None:
         check_shared_keys(self.asked.target, self.model)
 
-    def longest(self, constant: int | None) -> int | None:
-        return constant
-
     def make(self, making: Making) -> Drafter:
-        return making.chain(SharedKeysSource(self.model, self.asked.target, making.call.mask))
+        return self.chain(making, SharedKeysSource(self.model, self.asked.target, making.call.mask))

@@ -6,6 +6,7 @@ import threading
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import cached_property
 from typing import Any, ClassVar, Self
 
 import torch
@@ -144,22 +145,19 @@ class StateHeadKind(Kind):
     def title(self) -> str:
         return self.model.title
 
-    @property
+    @cached_property
     def reads(self) -> tuple[int, ...]:
         return tuple(self.model.layers_of(self.asked.target))
 
-    @property
+    @cached_property
     def most(self) -> int | None:
         return self.model.longest
 
     def check(self) -> None:
         self.model.check(self.asked.target)
 
-    def longest(self, constant: int | None) -> int | None:
-        return constant
-
     def make(self, making: Making) -> Drafter:
-        return making.chain(self.source(making), self.strategy)
+        return self.chain(making, self.source(making), self.strategy)
 
     def source(self, making: Making) -> StateSource:
         target = self.asked.target

@@ -40,8 +40,5 @@ class Echo(Kind):
     def chosen(cls, asked: Asked) -> Self | None:
         return cls(asked) if isinstance(asked.assistant, EchoModel) else None
 
-    def longest(self, constant: int | None) -> int | None:
-        return constant
-
     def make(self, making: Making) -> Drafter:
-        return EchoDrafter(making.lengths.num_assistant_tokens)
+        return EchoDrafter(self.lengths.num_assistant_tokens)

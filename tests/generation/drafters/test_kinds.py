@@ -62,7 +62,7 @@ def test_a_call_is_of_one_kind(kind: type):
     target = tiny()
     for options in ({}, {"prompt_lookup_num_tokens": 3}, {"speculation_type": "dflash"}):
         for assistant in (None, noisy_copy(target)):
-            asked = base.Asked(target, assistant, options=options)
+            asked = base.Asked(target, None, None, assistant, options=options)
             found = {type(x) for each in KINDS if (x := each.chosen(asked)) is not None}
             assert len(found) == (0 if assistant is None and not options else 1)
 
