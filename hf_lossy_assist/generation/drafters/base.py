@@ -19,7 +19,7 @@ from ...compat.probe import shares_forwards
 from ...core.distributions import Randomness
 from ...core.messages import Draft
 from ...core.texts import Texts
-from ...drafting import Drafter
+from ...drafting import Drafter, PerRowDrafter
 from ...drafting.chain import ChainDrafter, Sampler, Source
 from ...drafting.draft_ends import (
     DEFAULT_NUM_TOKENS,
@@ -218,6 +218,20 @@ class Kind(ABC):
     def static(self, making: Making) -> StaticDraft | None:
         """Return what it needs to draft on static caches; None where it drafts on caches of its own."""
         return None
+
+
+class PerRowKind(Kind):
+    """Drafts for each row with a drafter of its own."""
+
+    @abstractmethod
+    def for_row(self, making: Making) -> Drafter:
+        """Return the drafter of one row, which is a call of its own."""
+
+    def make(self, making: Making) -> Drafter:
+        call = making.call
+        if call.batch == 1:
+            return self.for_row(making)
+        return PerRowDrafter([self.for_row(making.for_row(call.row(row))) for row in range(call.batch)])
 
 
 KINDS: list[type[Kind]] = []

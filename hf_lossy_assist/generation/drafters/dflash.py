@@ -18,9 +18,16 @@ from ...core.distributions import Randomness
 from ...core.messages import Commit, Draft
 from ...core.texts import Texts
 from ...drafting.chain import ChainDrafter
-from ...drafting.head_runner import HeadRunner
-from ...drafting.state_config import LAYERS, StateHeadConfig, architecture, list_of, or_null
-from ...drafting.state_head import StoredHead, embedded, parts_of
+from ...drafting.state_head import (
+    LAYERS,
+    StateHeadConfig,
+    StoredHead,
+    architecture,
+    embedded,
+    list_of,
+    or_null,
+    parts_of,
+)
 from ...errors import LossyUnsupportedError, LossyValueError, brief
 from ...heads.identity import row_norms
 from ...models.runner import Nodes
@@ -29,7 +36,7 @@ from ...models.static.fixed import FixedSampler, Prepare, WholeDraft, chained
 from ...models.static.forwards import shallow
 from ...values import BOOL, COUNT, POSITIVE, bounded
 from .base import register
-from .state_heads import StateHeadKind
+from .state_heads import HeadRunner, StateHeadKind
 
 _LAYERS = "aux_hidden_state_layer_ids"
 _OF_TRANSFORMERS = "MuseGlimmerAssistantModel"

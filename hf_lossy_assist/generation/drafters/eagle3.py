@@ -19,9 +19,17 @@ from ...core.texts import RowShift
 from ...core.transfers import to_device
 from ...drafting import Drafter
 from ...drafting.chain import ChainDrafter
-from ...drafting.head_runner import HeadRunner
-from ...drafting.state_config import LAYER_TYPES, LAYERS, StateHeadConfig, architecture, or_null
-from ...drafting.state_head import StateHead, StoredHead, embedded, parts_of
+from ...drafting.state_head import (
+    LAYER_TYPES,
+    LAYERS,
+    StateHead,
+    StateHeadConfig,
+    StoredHead,
+    architecture,
+    embedded,
+    or_null,
+    parts_of,
+)
 from ...drafting.tree import TreeDrafter
 from ...drafting.vocabulary import vocabulary_sizes
 from ...errors import LossyUnsupportedError, LossyValueError, brief
@@ -32,7 +40,7 @@ from ...models.static.forwards import shallow
 from ...models.static.graphs import weights_of
 from ...values import BOOL
 from .base import Making, register
-from .state_heads import StateHeadKind
+from .state_heads import HeadRunner, StateHeadKind
 
 _FLAGS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
 _LAYERS = "eagle_aux_hidden_state_layer_ids"

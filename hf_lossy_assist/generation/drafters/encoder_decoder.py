@@ -59,17 +59,6 @@ def encoded_runner(model: PreTrainedModel, ids: Tensor, inputs: Mapping[str, Any
     return DynamicCacheRunner(kind(model), carried, length, hands_on=False)
 
 
-def check_encoder_decoder_draft(target: PreTrainedModel, draft: PreTrainedModel) -> None:
-    """Raise unless ``draft`` can read the target encoder's input or output."""
-    if not draft.config.is_encoder_decoder and not generation_accepts(draft, "encoder_outputs"):
-        raise LossyUnsupportedError(
-            f"`assistant_model` {type(draft).__name__} can't read the input of {type(target).__name__}'s encoder; use "
-            "an encoder-decoder model, or a decoder that takes `encoder_outputs`, such as WhisperForCausalLM"
-        )
-    if (refusal := obstacle_to_rollback(draft, several=False)) is not None:
-        raise LossyUnsupportedError(f"`assistant_model` has to roll its cache back, but {refusal}")
-
-
 @register
 class EncoderDecoder(Kind):
     """`assistant_model` reads the input, or the states, of the target's encoder."""
@@ -82,8 +71,15 @@ class EncoderDecoder(Kind):
         return cls(asked) if encoded and asked.tokenizers is None else None
 
     def check(self) -> None:
-        check_vocabularies(self.asked.target, self.model)
-        check_encoder_decoder_draft(self.asked.target, self.model)
+        target, draft = self.asked.target, self.model
+        check_vocabularies(target, draft)
+        if not draft.config.is_encoder_decoder and not generation_accepts(draft, "encoder_outputs"):
+            raise LossyUnsupportedError(
+                f"`assistant_model` {type(draft).__name__} can't read the input of {type(target).__name__}'s encoder; "
+                "use an encoder-decoder model, or a decoder that takes `encoder_outputs`, such as WhisperForCausalLM"
+            )
+        if (refusal := obstacle_to_rollback(draft, several=False)) is not None:
+            raise LossyUnsupportedError(f"`assistant_model` has to roll its cache back, but {refusal}")
 
     def make(self, making: Making) -> Drafter:
         row = making.call  # an encoder's target decodes rows one by one

@@ -20,8 +20,7 @@ from ...core.messages import Commit, Draft
 from ...core.texts import Texts
 from ...drafting import Drafter
 from ...errors import LossyUnsupportedError, LossyValueError
-from .base import Asked, Making, register
-from .per_row import PerRowKind
+from .base import Asked, Making, PerRowKind, register
 
 _NEEDED = {"draft_probs": "distribution", "draft_hidden": "hidden states"}
 

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
-from typing import Any, Self
+from typing import Self
 
 from torch import Tensor, nn
 
@@ -14,26 +14,15 @@ from ...compat.multimodal import placeholders
 from ...core.messages import Commit, Draft
 from ...core.texts import Texts
 from ...core.transfers import to_device
-from ...drafting import Drafter
+from ...drafting import Drafter, stacked
 from ...drafting.draft_ends import DEFAULT_NUM_TOKENS
 from ...models.quantised import dtype_of
 from .base import Asked, Kind, Making, StaticDraft, chosen, register
-from .per_row import stacked
 
 SHORTEST = 3
 """The fewest last tokens of a text that have to stand in it before."""
 _PLACES = 16  # of these tokens that are tried, from the newest
 _SIZES = {"int8": 1, "int4": 0.5}
-
-
-def expected_matches(a: Any, count: Any) -> Any:
-    """Return how many of ``count`` tokens are expected to match where each does with probability a: Σ aⁱ."""
-    return a * (1 - a**count) / (1 - a)
-
-
-def text_per_cost(rounds: Any, kept: Any, calls: Any, price: float) -> Any:
-    """Return the tokens that rounds wrote per cost of a forward of the target, where ``kept`` drafted ones stayed."""
-    return (rounds + kept) / (rounds + price * calls)
 
 
 class Repeats:
@@ -81,7 +70,7 @@ class Repeats:
     def expected(self, count: int) -> float:
         """Return how many of ``count`` tokens are expected to match: Σ aⁱ."""
         a = (self.length + self._hits[self._kind]) / (self.length + 2 + self._tries[self._kind])
-        return expected_matches(a, count)
+        return a * (1 - a**count) / (1 - a)
 
     @property
     def _kind(self) -> int:
@@ -121,7 +110,8 @@ class _Row:
         """Tell whether ``count`` looked-up tokens promise more text per cost than the other drafter does."""
         if not self.repeats.length or self.rounds == 1:
             return False
-        return 1 + self.repeats.expected(count) > text_per_cost(self.rounds, self.kept, self.calls, price)
+        by_drafter = (self.rounds + self.kept) / (self.rounds + price * self.calls)
+        return 1 + self.repeats.expected(count) > by_drafter
 
 
 class LookupFirstDrafter(Drafter):

@@ -17,9 +17,8 @@ from ...drafting import Drafter
 from ...drafting.vocabulary import check_tokenizers, vocabulary_sizes
 from ...errors import LossyValueError
 from ...models.runner import ModelRunner, Nodes
-from .base import Asked, Making, register
+from .base import Asked, Making, PerRowKind, register
 from .draft_model import ModelSource, check_decoder, draft_runner
-from .per_row import PerRowKind
 
 
 class Translation:

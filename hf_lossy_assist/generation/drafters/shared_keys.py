@@ -34,15 +34,6 @@ from ...models.runner import ModelRunner, Nodes
 from .base import Asked, Kind, Making, register
 
 
-def check_shared_keys(target: PreTrainedModel, assistant: PreTrainedModel) -> None:
-    """Raise unless the target has the keys that ``assistant`` reads."""
-    if (obstacle := obstacle_to_shared_keys(target, assistant)) is not None:
-        raise LossyUnsupportedError(
-            f"`assistant_model` is a {type(assistant).__name__}, {obstacle}; pass a draft model"
-        )
-    check_vocabularies(target, assistant)
-
-
 class SharedKeysSource(Source):
     """Reads the target's last state, its keys and its values: one forward over one token for each drafted token.
 
@@ -160,7 +151,12 @@ class SharedKeys(Kind):
         return cls(asked) if drafts_from_target_states(asked.alone) else None
 
     def check(self) -> None:
-        check_shared_keys(self.asked.target, self.model)
+        target, assistant = self.asked.target, self.model
+        if (obstacle := obstacle_to_shared_keys(target, assistant)) is not None:
+            raise LossyUnsupportedError(
+                f"`assistant_model` is a {type(assistant).__name__}, {obstacle}; pass a draft model"
+            )
+        check_vocabularies(target, assistant)
 
     def make(self, making: Making) -> Drafter:
         return self.chain(making, SharedKeysSource(self.model, self.asked.target, making.call.mask))
