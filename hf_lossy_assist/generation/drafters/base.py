@@ -98,9 +98,13 @@ class Making:
 
     def sampler(self) -> Sampler:
         """Return what chooses drafted tokens."""
-        call, whole = self.call, self.whole or self.call
-        never = placeholders(whole.model, whole.inputs)
-        return Sampler(self.processors, call.config.do_sample, self.randomness, never)
+        return Sampler(self.processors, self.call.config.do_sample, self.randomness, self.never)
+
+    @property
+    def never(self) -> Sequence[int]:
+        """The tokens that stand for images and the like, which nobody drafts."""
+        whole = self.whole or self.call
+        return placeholders(whole.model, whole.inputs)
 
 
 @dataclass(frozen=True, eq=False)

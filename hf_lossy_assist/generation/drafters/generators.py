@@ -15,7 +15,6 @@ from ...acceptors import Acceptor
 from ...compat.drafters import DRAFTERS_WITHOUT_LOGITS, transformers_drafter
 from ...compat.models import has_recurrent_state
 from ...compat.mtp import several_or_sliding_mtp
-from ...compat.multimodal import placeholders
 from ...core.messages import Commit, Draft
 from ...core.texts import Texts
 from ...drafting import Drafter
@@ -107,17 +106,15 @@ class GeneratorKind(PerRowKind):
 
     def for_row(self, making: Making) -> GeneratorDrafter:
         generator, rule, row = self.generator(making), self.asked.config.rule, making.call
-        whole = making.whole or row
         if "draft_probs" in rule.needs and isinstance(generator, DRAFTERS_WITHOUT_LOGITS):
             raise missing("draft_probs", rule, type(generator).__name__)
-        if generator.requires_model_outputs and whole.batch > 1:
+        if generator.requires_model_outputs and (whole := making.whole or row).batch > 1:
             raise LossyUnsupportedError(
                 f"`candidate_generator` {type(generator).__name__} drafts from the states of one sequence, but the "
                 f"batch has {whole.batch} rows; call generate() for one prompt at a time"
             )
         wants_states = bool(row.config.return_dict_in_generate and row.config.output_hidden_states)
-        never = placeholders(self.asked.target, whole.inputs)
-        return GeneratorDrafter(generator, rule, row.inputs, wants_states, never)
+        return GeneratorDrafter(generator, rule, row.inputs, wants_states, making.never)
 
 
 @register

@@ -10,7 +10,6 @@ from typing import Self
 
 from torch import Tensor, nn
 
-from ...compat.multimodal import placeholders
 from ...core.messages import Commit, Draft
 from ...core.texts import Texts
 from ...core.transfers import to_device
@@ -232,9 +231,8 @@ class LookupFirst(Kind):
         self.inner.check()
 
     def make(self, making: Making) -> Drafter:
-        call = making.call
-        price, never = price_of(self.model, self.asked.target), placeholders(call.model, call.inputs)
-        return LookupFirstDrafter(self.inner.make(making), self.looked_up, price, never)
+        price = price_of(self.model, self.asked.target)
+        return LookupFirstDrafter(self.inner.make(making), self.looked_up, price, making.never)
 
     def static(self, making: Making) -> StaticDraft | None:
         found = self.inner.static(making)
