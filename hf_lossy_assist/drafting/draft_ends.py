@@ -44,11 +44,6 @@ def draft_length_of(num_tokens: int, schedule: str = "constant") -> DraftLength:
     return (HeuristicLength if schedule.startswith("heuristic") else DraftLength)(num_tokens)
 
 
-def constant_length(num_tokens: int, schedule: str = "constant") -> int | None:
-    """Return how many tokens every draft has; None where the number changes from round to round."""
-    return None if schedule.startswith("heuristic") else num_tokens
-
-
 def check_schedule(value: Any) -> None:
     if not isinstance(value, str) or value not in SCHEDULES:
         raise LossyValueError(

@@ -26,7 +26,6 @@ from ...drafting.draft_ends import (
     LONGEST,
     ConfidenceStop,
     DraftStop,
-    constant_length,
     draft_length_of,
     fresh,
 )
@@ -195,7 +194,7 @@ class Kind(ABC):
     @property
     def longest(self) -> int | None:
         """The most tokens of a chain, where that is known beforehand."""
-        return constant_length(self.lengths.num_assistant_tokens, self.lengths.schedule)
+        return None if self.lengths.schedule.startswith("heuristic") else self.lengths.num_assistant_tokens
 
     @property
     def row_by_row(self) -> bool:
