@@ -29,11 +29,12 @@ PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11 p
 PIP_ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help venv smollm2 qwen-coder demo test test-oldest test-core test-newest test-vllm test-structured docs site tables lint format
+.PHONY: help venv smollm2 qwen-coder demo test test-all test-oldest test-core test-newest test-vllm test-structured docs site tables lint format
 
 help:
 	@echo 'make demo          answer the same questions with the target alone, losslessly and by lossy rules'
 	@echo 'make test          run the tests with the newest transformers'
+	@echo 'make test-all      run those, too, that ask the same of more models and settings, as every night'
 	@echo 'make test-oldest   run them with the oldest transformers supported, in an environment of its own'
 	@echo 'make test-core     test what decodes with torch 2.11 and transformers 5.18, without datasets, in an environment of its own'
 	@echo 'make test-newest   test the same with the newest torch, in an environment of its own'
@@ -74,10 +75,10 @@ demo: $(BASE)
 	$(BIN)/lossy-assist demo
 
 # Workers fill the cores: a second thread of one would only wait for another.
-test test-oldest test-core test-newest docs: export OMP_NUM_THREADS := 1
+test test-all test-oldest test-core test-newest docs: export OMP_NUM_THREADS := 1
 
-test: $(STAMP)
-	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal
+test test-all: $(STAMP)
+	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal $(if $(filter %-all,$@),-m "")
 
 test-oldest: $(OLDEST)/.installed
 	$(OLDEST)/bin/python -m pytest -n $(JOBS) --dist worksteal tests $(ONCE:%=--ignore=tests/%) $(COMPILED:%=--ignore=tests/%)

@@ -69,13 +69,23 @@ def test_example(example: Path, capsys: pytest.CaptureFixture[str], monkeypatch:
     assert all(int(times) < int(tokens) for times, tokens in asked), "drafted, however busy the machine is"
 
 
-@pytest.mark.parametrize("notebook", sorted(FOLDER.glob("notebooks/*.ipynb")), ids=lambda path: path.stem)
+NOTEBOOKS = sorted(FOLDER.glob("notebooks/*.ipynb"))
+
+
+def code_of(notebook: Path) -> list[dict[str, Any]]:
+    return [cell for cell in json.loads(notebook.read_text(encoding="utf-8"))["cells"] if cell["cell_type"] == "code"]
+
+
+@pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
+def test_a_notebook_is_kept_without_what_it_printed(notebook: Path):
+    assert not [cell for cell in code_of(notebook) if cell["outputs"] or cell["execution_count"]]
+
+
+@pytest.mark.nightly  # each is an example or two in prose
+@pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
 def test_notebook(notebook: Path):
-    """It is kept without what it printed."""
-    cells = [cell for cell in json.loads(notebook.read_text(encoding="utf-8"))["cells"] if cell["cell_type"] == "code"]
-    assert not [cell for cell in cells if cell["outputs"] or cell["execution_count"]]
     names = {"__name__": "__main__"}
-    for cell in cells:
+    for cell in code_of(notebook):
         exec(compile("".join(cell["source"]), notebook.name, "exec"), names)
 
 

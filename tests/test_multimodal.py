@@ -17,6 +17,7 @@ from tests.acceptors.fixtures import HEADS
 from tests.architectures import ATTENDING, family
 from tests.eagle3_heads import random_head
 from tests.multimodal_models import IMAGE, MODELS, ROW_BY_ROW, asked, mllama
+from tests.nightly import spread
 from tests.parity import TIE, assert_same_rows
 from tests.tiny_models import VOCAB, noisy_copy, padded, prompt, tiny
 from tests.trial.drawing import counted
@@ -68,12 +69,18 @@ SPLITS = "_prepare_multimodal_encoder_kwargs_for_generation"
 SPLIT_ROWS = hasattr(generation_utils, "_slice_mm_encoder_output")
 
 
-@pytest.mark.parametrize(
-    ("rows", "drafter"),
-    [(1, "the target itself"), (1, "a model"), (3, "a model, default length"), (3, "a text model"), (3, "look-up")],
+@spread(
+    name=MODELS,
+    case=[
+        (1, "the target itself"),
+        (3, "a model, default length"),
+        (1, "a model"),
+        (3, "a text model"),
+        (3, "look-up"),
+    ],
 )
-@pytest.mark.parametrize("name", MODELS)
-def test_lossless_parity(name: str, rows: int, drafter: str):
+def test_lossless_parity(name: str, case: tuple[int, str]):
+    rows, drafter = case
     target, inputs = asked(name, rows)
     if drafter == "a text model" and name in ("kyutai", "udop"):
         pytest.skip("no text precedes what is drafted")
@@ -133,8 +140,7 @@ def test_rows_with_different_numbers_of_images(name: str):
             target.generate(**inputs, **kwargs)
 
 
-@pytest.mark.parametrize("drafter", ["look-up", "a model", "sprinter"])
-@pytest.mark.parametrize("name", ["llava", "gemma3", "qwen2_vl", "qwen2_audio"])
+@spread(name=["llava", "gemma3", "qwen2_vl", "qwen2_audio"], drafter=["look-up", "a model", "sprinter"])
 def test_placeholders_are_not_drafted(name: str, drafter: str):
     """A prompt repeats the words before its image, and a draft says nothing but the placeholder."""
     target, inputs = asked(name)
@@ -157,8 +163,7 @@ def test_placeholders_are_not_drafted(name: str, drafter: str):
     assert_same_rows(ours.sequences, plain, 1e-6)
 
 
-@pytest.mark.parametrize("whole", [{}, {"output_hidden_states": True}], ids=["", "every state of the prompt"])
-@pytest.mark.parametrize("name", ["llava", "qwen2_vl", "qwen3_5"])
+@spread(name=["llava", "qwen2_vl", "qwen3_5"], whole=[{}, {"output_hidden_states": True}])
 def test_a_target_may_write_a_placeholder(name: str, whole: dict):
     """It is a word then, so it is not read once more together with the images."""
     target, inputs = asked(name)
@@ -177,17 +182,15 @@ def test_a_target_may_write_a_placeholder(name: str, whole: dict):
     assert ours.lossy_stats.accepted < ours.lossy_stats.drafted
 
 
-@pytest.mark.parametrize("rows", [1, 3])
-@pytest.mark.parametrize(
-    "settings",
-    [
+@spread(
+    name=["llava", "gemma3"],
+    settings=[
         {"lossy_config": {"tree": {"depth": 2, "top_k": 2}}},
         {"lossy_config": {"tree": {"depth": 2, "top_k": 1}}},
         {"lossy_config": {"compile": False}, "cache_implementation": "static"},
     ],
-    ids=["tree", "tree of one branch", "static cache"],
+    rows=[1, 3],
 )
-@pytest.mark.parametrize("name", ["llava", "gemma3"])
 def test_text_alone_is_what_a_text_model_reads(name: str, settings: dict, rows: int, recwarn):
     """Trees and static caches work on targets that could read more."""
     target, inputs = asked(name, rows)
@@ -251,9 +254,7 @@ def test_an_image_of_an_earlier_turn():
     assert not forwards
 
 
-@pytest.mark.parametrize("drafter", ["assistant", "look-up"])
-@pytest.mark.parametrize("rows", [1, 2])
-@pytest.mark.parametrize("length", [5, 40])
+@spread(length=[5, 40], rows=[1, 2], drafter=["assistant", "look-up"])
 def test_keys_of_an_image_stay_when_the_text_is_rolled_back(length: int, rows: int, drafter: str):
     """They are fewer than the text's, or more, and every row of a batch keeps its own."""
     target, inputs = asked("mllama", rows)
@@ -271,8 +272,7 @@ def test_keys_of_an_image_stay_when_the_text_is_rolled_back(length: int, rows: i
     assert ours.lossy_stats.drafted > 0
 
 
-@pytest.mark.parametrize("drafter", ["a model", "a model, default length", "look-up"])
-@pytest.mark.parametrize("rows", [1, 3])
+@spread(rows=[1, 3], drafter=["a model", "a model, default length", "look-up"])
 def test_positions_go_beyond_the_text_s_length(rows: int, drafter: str):
     target, inputs = asked("qwen2_vl_video", rows)
     positions = torch.arange(inputs["input_ids"].shape[1]) * 5
@@ -296,12 +296,9 @@ STATIC_DRAFTERS = DRAFTERS | {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("sees", "drafter"),
-    [*((False, x) for x in STATIC_DRAFTERS), *((True, x) for x in DRAFTERS)],
-)
-@pytest.mark.parametrize("rows", [1, 3])
-def test_layers_that_attend_to_no_image_are_empty_in_static_caches(sees: bool, rows: int, drafter: str):
+@spread(case=[*((False, x) for x in STATIC_DRAFTERS), *((True, x) for x in DRAFTERS)], rows=[1, 3])
+def test_layers_that_attend_to_no_image_are_empty_in_static_caches(case: tuple[bool, str], rows: int):
+    sees, drafter = case
     target, inputs = asked("mllama", rows)
     if sees and not hasattr(target, SPLITS):
         pytest.skip("in this version plain generate() fails")

@@ -26,6 +26,7 @@ from transformers import (
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from hf_lossy_assist.compat.caches import CACHE
+from tests.nightly import nightly
 
 VOCAB = 64
 
@@ -61,6 +62,8 @@ ARCHITECTURES = {
     ),
     "gpt_neox": lambda: GPTNeoXForCausalLM(GPTNeoXConfig(**_NEOX)),
 }  # fmt: skip
+SOME_ARCHITECTURES = nightly(ARCHITECTURES, but=("llama", "gemma3", "gpt2"))
+"""Rotary positions, windows between full layers, and learned positions; each night the others, too."""
 
 
 def tiny(architecture: str | None = None, seed: int = 0) -> PreTrainedModel:

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import hf_lossy_assist
@@ -130,6 +131,10 @@ def counted(models: dict[str, nn.Module], front: Callable[[Counts, Any], Any], l
 
 
 class _Operations(TorchDispatchMode):
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # nothing is compiled inside, and each operation would look for a compiler
+
     def __init__(self, counts: Counts) -> None:
         super().__init__()
         self.counts = counts
@@ -137,6 +142,35 @@ class _Operations(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self.counts.operation(func, args, kwargs or {})
         return func(*args, **(kwargs or {}))
+
+
+class _Calls(TorchFunctionMode):
+    """Functions of torch are not replaced: a class whose ``__getitem__`` once was has another slot for ever."""
+
+    def __init__(self, counts: Counts) -> None:
+        super().__init__()
+        self.counts = counts
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs, note = kwargs or {}, self.counts.note
+        if func in MAKING and not isinstance(args[MAKING[func]], Tensor):
+            note("copy" if _asynchronous() else "wait", f"{func.__name__} of data")
+        elif func in READING and not _asynchronous():
+            note("wait", func.__name__)
+        elif func in INDEXES and (lists := _lists(args[1])):
+            note("wait", "list index", lists)
+        elif func is Tensor.to and _is_host(kwargs.get("device", args[1] if args[1:] else None)):
+            note("look" if kwargs.get("non_blocking") else "wait", "to the host")
+        return func(*args, **kwargs)
+
+
+MAKING = {torch.tensor: 0, torch.as_tensor: 0, torch.from_numpy: 0, Tensor.new_tensor: 1}
+READING = {Tensor.tolist, Tensor.cpu, Tensor.numpy}
+INDEXES = {Tensor.__getitem__, Tensor.__setitem__}
+
+
+def _asynchronous() -> bool:
+    return sys._getframe(2).f_code.co_filename.endswith(TRANSFERS)
 
 
 def _lists(index: Any) -> int:
@@ -152,54 +186,5 @@ def _is_host(device: Any) -> bool:
 @contextmanager
 def on_cpu(counts: Counts, patch: pytest.MonkeyPatch) -> Iterator[None]:
     """Take the CPU for a GPU."""
-
-    def asynchronous() -> bool:
-        return sys._getframe(2).f_code.co_filename.endswith(TRANSFERS)
-
-    def makes(name: str, holder: Any, given: int = 0) -> None:
-        original = getattr(holder, name)
-
-        def make(*args: Any, **kwargs: Any) -> Tensor:
-            if not isinstance(args[given], Tensor):
-                counts.note("copy" if asynchronous() else "wait", f"{name} of data")
-            return original(*args, **kwargs)
-
-        patch.setattr(holder, name, make)
-
-    def reads(name: str) -> None:
-        original = getattr(Tensor, name)
-
-        def read(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
-            if not asynchronous():
-                counts.note("wait", name)
-            return original(tensor, *args, **kwargs)
-
-        patch.setattr(Tensor, name, read)
-
-    def indexes(name: str) -> None:
-        original = getattr(Tensor, name)
-
-        def index(tensor: Tensor, at: Any, *value: Any) -> Any:
-            if lists := _lists(at):
-                counts.note("wait", "list index", lists)
-            return original(tensor, at, *value)
-
-        patch.setattr(Tensor, name, index)
-
-    to = Tensor.to
-
-    def moved(tensor: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        if _is_host(kwargs.get("device", args[0] if args else None)):
-            counts.note("look" if kwargs.get("non_blocking") else "wait", "to the host")
-        return to(tensor, *args, **kwargs)
-
-    for name in ("tensor", "as_tensor", "from_numpy"):
-        makes(name, torch)
-    makes("new_tensor", Tensor, given=1)
-    for name in ("tolist", "cpu", "numpy"):
-        reads(name)
-    for name in ("__getitem__", "__setitem__"):
-        indexes(name)
-    patch.setattr(Tensor, "to", moved)
-    with _Operations(counts):
+    with _Calls(counts), _Operations(counts):
         yield

@@ -14,6 +14,7 @@ import torch
 from hf_lossy_assist import LossyVerification
 from hf_lossy_assist.decoding import slow_drafts
 from tests.acceptors.fixtures import verifier_head
+from tests.nightly import nightly
 from tests.tiny_models import noisy_copy, padded, prompt, tiny
 
 TREE = {"tree": {"depth": 3, "top_k": 2, "nodes": "auto"}}
@@ -74,7 +75,7 @@ CALLS = {
 
 
 @pytest.mark.filterwarnings("ignore:speculative decoding was slower")
-@pytest.mark.parametrize("case", CALLS)
+@pytest.mark.parametrize("case", nightly(CALLS, but=("tree", "heuristic", "sprinter")))
 def test_neither_the_clock_nor_an_earlier_call_changes_anything(world: Callable[..., World], case: str):
     w, found, options = world(), [], dict(CALLS[case])
     schedule = options.pop("num_assistant_tokens_schedule", None)

@@ -15,8 +15,9 @@ from tests.acceptors.fixtures import assert_texts_have_the_law
 from tests.acceptors.table import ROWS, Row, row_id
 from tests.architectures import ATTENDING, RECURRENT, family
 from tests.eagle3_heads import layer, random_head, trained_pair
+from tests.nightly import nightly, spread
 from tests.parity import assert_same_rows, assert_same_text
-from tests.tiny_models import ARCHITECTURES, LENGTHS, noisy_copy, padded, prompt, tiny
+from tests.tiny_models import ARCHITECTURES, LENGTHS, SOME_ARCHITECTURES, noisy_copy, padded, prompt, tiny
 from tests.trees import path_to
 
 GREEDY = {"do_sample": False, "return_dict_in_generate": True, "output_logits": True, "max_new_tokens": 24}
@@ -34,7 +35,7 @@ def lengths_of(output) -> set[int]:
     return {i for i, count in enumerate(output.lossy_stats.accepted_histogram) if count}
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("architecture", SOME_ARCHITECTURES)
 def test_lossless_greedy_texts_are_plain_ones(architecture: str):
     """With the attention that is used by default; batches have the eager one."""
     target = tiny(architecture)
@@ -51,7 +52,25 @@ def test_lossless_greedy_texts_are_plain_ones(architecture: str):
 REFUSED = {"gpt_neo", "llama4_text", "lfm2", "lfm2_moe", *RECURRENT}  # by their attention or their states
 
 
-@pytest.mark.parametrize("name", [*ATTENDING, *RECURRENT])
+# Rotary, learned and relative positions, windows, soft-capping, shared keys, sinks, experts, latent keys, decoders of
+# an encoder; and what is refused.
+FAMILIES = {
+    "llama",
+    "bloom",
+    "mpt",
+    "opt",
+    "gemma2",
+    "gemma4_text",
+    "gpt_oss",
+    "deepseek_v3",
+    "bart",
+    "roformer",
+    "gpt2",
+}
+FAMILIES |= {"gpt_neo", "llama4_text", "lfm2", "mamba2", "qwen3_next"}
+
+
+@pytest.mark.parametrize("name", nightly([*ATTENDING, *RECURRENT], but=FAMILIES))
 def test_every_family_writes_plain_texts_or_is_refused_by_name(name: str):
     target, draft = family(name)
     kwargs = GREEDY | {"input_ids": prompt(), "eos_token_id": None, "max_new_tokens": 16}
@@ -66,8 +85,7 @@ def test_every_family_writes_plain_texts_or_is_refused_by_name(name: str):
     handle.remove()
 
 
-@pytest.mark.parametrize("shape", [TREE, None], ids=["trees", "chains"])
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@spread(architecture=ARCHITECTURES, shape=[TREE, None])
 def test_rows_of_a_batch_are_plain_ones_and_so_is_what_is_recorded(architecture: str, shape: dict | None):
     target = tiny(architecture)
     target.set_attn_implementation("eager")

@@ -34,6 +34,7 @@ from transformers import (
 from hf_lossy_assist import last_stats
 from hf_lossy_assist.compat.caches import cache_of
 from tests.acceptors.fixtures import verifier_head
+from tests.nightly import spread
 from tests.parity import assert_same_rows
 from tests.tiny_models import _COMMON, VOCAB, noisy_copy, padded, prompt, tiny
 
@@ -85,15 +86,15 @@ def plainly(family: str, length: int) -> tuple[PreTrainedModel, dict[str, Any], 
 
 
 @pytest.mark.filterwarnings("ignore:.*(drafts|Drafts|draft)")
-@pytest.mark.parametrize(
-    ("drafter", "length"),
-    [
+@spread(
+    family=FAMILIES,
+    case=[
         *itertools.product(("copy", "tree"), (7, SWITCH - 2, SWITCH, SWITCH + 6)),
         *itertools.product(("default length", "look-up"), (7, SWITCH)),
     ],
 )
-@pytest.mark.parametrize("family", FAMILIES)
-def test_lossless_is_plain(family: str, drafter: str, length: int):
+def test_lossless_is_plain(family: str, case: tuple[str, int]):
+    drafter, length = case
     fresh, kwargs, plain = plainly(family, length)
     if cache_of(plain).get_seq_length() < plain.sequences.shape[1] - 1:
         pytest.skip("plain generation itself forgets the text here: older versions")
@@ -104,12 +105,11 @@ def test_lossless_is_plain(family: str, drafter: str, length: int):
     assert ours.lossy_stats.drafted > 0 or "dynamic" in family
 
 
-@pytest.mark.parametrize("new", [12, 60])
-@pytest.mark.parametrize("drafter", ["copy", "tree", "look-up"])
-@pytest.mark.parametrize("family", ["llama, dynamic", "llama, longrope"])
+@spread(case=itertools.product(["llama, dynamic", "llama, longrope"], [12, 60]), drafter=["copy", "tree", "look-up"])
 @pytest.mark.filterwarnings("ignore:.*chooses its rotary frequencies")
-def test_batches_are_plain_too(family: str, drafter: str, new: int):
+def test_batches_are_plain_too(case: tuple[str, int], drafter: str):
     """A batch that ends before the switch drafts; one that may cross it grows as plain generation's does."""
+    family, new = case
     torch.manual_seed(0)
     fresh = FAMILIES[family]().eval()
     kwargs = padded() | {"max_new_tokens": new, "do_sample": False, "eos_token_id": None, "pad_token_id": 0,

@@ -14,6 +14,7 @@ from hf_lossy_assist import DFlash, LossyError, LossyValueError
 from hf_lossy_assist.generation.drafters.eagle3 import Eagle3
 from tests.dflash_heads import random_dflash, write_published
 from tests.eagle3_heads import random_head, write_legacy
+from tests.nightly import nightly
 from tests.tiny_models import tiny
 
 LARGEST = 1 << 24
@@ -47,13 +48,14 @@ def changed(values: dict[str, Any], place: tuple[str, ...], value: Any) -> str:
     return json.dumps(values)
 
 
+@pytest.mark.parametrize("part", nightly(range(3), but=[0]))
 @pytest.mark.parametrize("kind", ["speculators", "specforge", "safeailab", "dflash"])
-def test_a_value_of_another_type_is_named(tmp_path: Path, kind: str):
+def test_a_value_of_another_type_is_named(tmp_path: Path, kind: str, part: int):
     folder = written(tmp_path, kind)
     values = json.loads((folder / "config.json").read_text())
     outcomes: dict[bool, int] = {True: 0, False: 0}
-    for place in places(values):
-        for value in STRANGE:
+    for i, place in enumerate(places(values), part):
+        for value in STRANGE[i % 3 :: 3]:
             (folder / "config.json").write_text(changed(values, place, value))
             try:
                 head = (DFlash if kind == "dflash" else Eagle3).from_pretrained(folder)
@@ -69,8 +71,8 @@ def test_a_value_of_another_type_is_named(tmp_path: Path, kind: str):
                 outcomes[False] += 1
             else:
                 outcomes[True] += 1
-    assert outcomes[False] > 150, outcomes
-    assert outcomes[True] > 35, outcomes
+    assert outcomes[False] > 50, outcomes
+    assert outcomes[True] > 11, outcomes
 
 
 @pytest.mark.parametrize("binary", [False, True])

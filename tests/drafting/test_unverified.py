@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -11,6 +13,7 @@ from hf_lossy_assist.core.messages import Verification
 from hf_lossy_assist.decoding import unverified
 from hf_lossy_assist.decoding.unverified import one_of_each
 from tests.acceptors.fixtures import verifier_head as head_for
+from tests.nightly import spread
 from tests.tiny_models import LENGTHS, VOCAB, noisy_copy, padded, prompt, tiny
 
 TOKENS = 40
@@ -52,10 +55,7 @@ def test_a_verifier_that_always_accepts_follows_the_draft(position: str, max_dra
     assert len(stats.trace) == 60
 
 
-@pytest.mark.parametrize("position", ["previous", "token"])
-@pytest.mark.parametrize(
-    ("architecture", "late"), [("llama", False), ("llama", True), ("mistral", False), ("gpt_neox", True)]
-)
+@spread(architecture=["llama", "mistral", "gpt_neox"], late=[False, True], position=["previous", "token"])
 def test_text_is_that_of_a_naive_implementation(monkeypatch, architecture: str, late: bool, position: str):
     """Also where the next token is drafted before the last one is looked at, as on a GPU."""
     monkeypatch.setattr(unverified, "looks_late", lambda device: late)
@@ -148,17 +148,17 @@ def alone(i: int) -> dict[str, torch.Tensor]:
     return {"input_ids": prompt(LENGTHS[i], seed=i), "attention_mask": torch.ones(1, LENGTHS[i]).long()}
 
 
-@pytest.mark.parametrize("position", ["previous", "token"])
-@pytest.mark.parametrize(
-    ("architecture", "mode", "settings"),
-    [
+@spread(
+    case=[
         ("llama", "sprinter", {}),
         ("mistral", "sprinter", {}),
         ("gpt2", ["sprinter", "topk"], {"topk": {"k": 3}}),
         ("llama", "sprinter", {"budget": 0.4, "strict_first_n": 5}),
     ],
+    position=["previous", "token"],
 )
-def test_a_row_gets_what_it_gets_alone(architecture, mode, settings, position: str):
+def test_a_row_gets_what_it_gets_alone(case: tuple[str, Any, dict], position: str):
+    architecture, mode, settings = case
     target = tiny(architecture)
     draft = noisy_copy(target, 0.08)
     head = head_for(target, draft, position, scale=3.0, seed=1)

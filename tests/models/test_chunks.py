@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +13,7 @@ from hf_lossy_assist import LossyUnsupportedError, LossyValueError
 from hf_lossy_assist.compat.probe import ask
 from hf_lossy_assist.generation.drafters.draft_model import ModelSource, draft_runner
 from tests.architectures import family
+from tests.nightly import spread
 from tests.parity import assert_same_rows
 from tests.tiny_models import noisy_copy, padded, prompt, tiny
 
@@ -27,12 +29,12 @@ def widths_of(model: Any) -> list[int]:
     return widths
 
 
-@pytest.mark.parametrize("cache", [None, "static"])
-@pytest.mark.parametrize("inputs", [{"input_ids": prompt(40)}, ROWS], ids=["one", "padded rows"])
-@pytest.mark.parametrize(
-    ("chunk", "plain"), [(16, [16, 16, 8]), (20, [20, 20]), (39, [39, 1]), (40, [40]), (64, [40]), (1, [1] * 40)]
-)
-def test_both_models_read_chunks_as_plain_decoding_does(chunk: int, plain: list[int], inputs: dict, cache: str | None):
+READ = {16: [16, 16, 8], 20: [20, 20], 39: [39, 1], 40: [40], 64: [40], 1: [1] * 40}
+
+
+@spread(chunk=READ, case=itertools.product([{"input_ids": prompt(40)}, ROWS], [None, "static"]))
+def test_both_models_read_chunks_as_plain_decoding_does(chunk: int, case: tuple[dict, str | None]):
+    (inputs, cache), plain = case, READ[chunk]
     kwargs = GREEDY | inputs | {"prefill_chunk_size": chunk, "cache_implementation": cache}
     target, gamma = tiny(), 4
     ask(target)  # by forwards that are no call's
@@ -58,8 +60,7 @@ CASES: dict[str, tuple[Callable[[], Any], dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("rows", [{"input_ids": prompt(40)}, ROWS], ids=["one", "padded rows"])
-@pytest.mark.parametrize("case", CASES)
+@spread(case=CASES, rows=[{"input_ids": prompt(40)}, ROWS])
 def test_texts_are_those_of_whole_prompts(case: str, rows: dict[str, torch.Tensor]):
     make, options = CASES[case]
     target, kwargs = make(), GREEDY | rows
@@ -72,8 +73,7 @@ def test_texts_are_those_of_whole_prompts(case: str, rows: dict[str, torch.Tenso
     assert chunked.sequences.equal(whole.sequences)
 
 
-@pytest.mark.parametrize("chunk", [1, 3, 5, None])
-@pytest.mark.parametrize("name", ["llama", "granitemoehybrid"])
+@spread(chunk=[1, 3, 5, None], name=["llama", "granitemoehybrid"])
 def test_states_of_a_chunked_prompt_are_those_of_its_last_chunk(name: str, chunk: int | None):
     target = family(name)[0]
     kwargs = GREEDY | {"input_ids": prompt(10), "output_hidden_states": True, "prefill_chunk_size": chunk}

@@ -14,6 +14,7 @@ from hf_lossy_assist.models import recurrent as replaying
 from tests.acceptors.table import judge_head
 from tests.architectures import STATES, family, made
 from tests.chains import chain, commit
+from tests.nightly import nightly
 from tests.parity import assert_lossless, assert_same_rows
 from tests.tiny_models import noisy_copy, padded, prompt, tiny
 
@@ -23,7 +24,11 @@ ALWAYS = ("mamba2", "bamba", "falcon_h1", "granitemoehybrid", "qwen3_next", "qwe
 ALWAYS_DRAFTS = (*ALWAYS, "mamba", "falcon_mamba", "jamba", "zamba", "lfm2", "lfm2_moe", "zaya")
 
 
-@pytest.fixture(scope="module", params=STATES)
+# Both scans, alone and beside attention, a gated delta rule, a convolution, an RG-LRU, and lightning attention.
+KINDS = ("mamba", "mamba2", "falcon_h1", "qwen3_next", "lfm2", "recurrent_gemma", "minimax", "rwkv")
+
+
+@pytest.fixture(scope="module", params=nightly(STATES, but=KINDS))
 def model(request):
     return family(request.param)[0]
 

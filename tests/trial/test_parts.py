@@ -15,7 +15,7 @@ from tests.trial.parts import PARTS
 @pytest.mark.parametrize(
     ("part", "seed", "cases", "expected"),
     [
-        ("calls", 0, 60, {"equal to plain": 8, "keeps its promises": 8}),
+        ("calls", 0, 30, {"equal to plain": 4, "keeps its promises": 4}),
         ("junk", 7, 100, {"refused by name": 40, "works": 10, "fails as plain does": 5}),
         ("laws", 7, 600, {}),
         ("interruptions", 7, 30, {"nothing left": 27}),

@@ -16,6 +16,7 @@ from hf_lossy_assist.compat.caches import CACHE
 from hf_lossy_assist.compat.models import forward_accepts
 from hf_lossy_assist.compat.probe import obstacle_to_rollback, shares_forwards
 from tests.architectures import COUNTING, ENCODERS, TYPED, family, made
+from tests.nightly import nightly, spread
 from tests.tiny_models import padded, prompt
 from tests.trial.calls import filled
 from tests.trial.exact import CHAINS, DRAFTERS, assert_refused, assert_right, exact
@@ -28,9 +29,9 @@ ROWS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("drafter", "rows"), [("default length", "padded"), ("look-up", "equal")])
-@pytest.mark.parametrize("name", COUNTING)
-def test_rows_of_decoders_that_count_by_column(name: str, drafter: str, rows: str):
+@spread(name=COUNTING, case=[("default length", "padded"), ("look-up", "equal")])
+def test_rows_of_decoders_that_count_by_column(name: str, case: tuple[str, str]):
+    drafter, rows = case
     target, draft = exact(name)
     assert not shares_forwards(target)
     assert_right(target, ROWS[rows](), CHAINS[drafter](draft))
@@ -49,7 +50,7 @@ def test_a_draft_of_another_kind(name: str):
     assert_right(exact("llama")[0], padded(), CHAINS["model"](exact(name)[0]))
 
 
-@pytest.mark.parametrize("name", TYPED)
+@pytest.mark.parametrize("name", nightly(TYPED, but=("gpt2", "gpt_neo", "bert", "big_bird", "rembert", "roformer")))
 def test_token_types_of_drafted_tokens(name: str):
     """The last type differs from those before; plain decoding goes on with it."""
     target, draft = exact(name)
@@ -66,16 +67,14 @@ def shifted(inputs: Mapping[str, Any], by: int = 7, apart: int = 3) -> dict[str,
     return dict(inputs) | {"position_ids": positions + apart * torch.arange(len(positions))[:, None]}
 
 
-@pytest.mark.parametrize("drafter", ["model", "look-up", "tree"])
-@pytest.mark.parametrize("name", ["llama", "gpt2", "opt", "mistral", "biogpt", "ctrl"])
+@spread(name=["llama", "gpt2", "opt", "mistral", "biogpt", "ctrl"], drafter=["model", "look-up", "tree"])
 def test_positions_of_a_caller_s_own(name: str, drafter: str):
     target, draft = exact(name)
     for rows in ("one", "padded") if drafter in ("model", "tree") else ("equal",):
         assert_right(target, shifted(ROWS[rows]()), DRAFTERS[drafter](draft))
 
 
-@pytest.mark.parametrize("drafter", ["model", "look-up", "tree"])
-@pytest.mark.parametrize("name", ["llama", "gpt2"])
+@spread(name=["llama", "gpt2"], drafter=["model", "look-up", "tree"])
 def test_positions_of_a_caller_s_own_on_a_static_cache(name: str, drafter: str):
     target, draft = exact(name)
     assert_right(target, shifted(padded()), DRAFTERS[drafter](draft), cache_implementation="static")
@@ -111,8 +110,7 @@ def ahead(target: PreTrainedModel, padding: int = 0) -> dict[str, Any]:
     return {CACHE: filled(target, prompt(9), mask[:, :9]), "input_ids": prompt(5, seed=4), "attention_mask": mask}
 
 
-@pytest.mark.parametrize("drafter", ["default length", "look-up", "tree"])
-@pytest.mark.parametrize("name", ["llama", "gpt2", "mistral", "gemma3_text", *SWITCHING])
+@spread(name=["llama", "gpt2", "mistral", "gemma3_text", *SWITCHING], drafter=["default length", "look-up", "tree"])
 def test_caches_with_only_the_new_ids(name: str, drafter: str):
     target, draft = (switching(name), exact("llama")[1]) if name in SWITCHING else exact(name)
     own = ahead(target) | {"position_ids": torch.arange(12, 17)[None]}
@@ -133,8 +131,7 @@ def test_a_static_cache_with_only_the_new_ids():
     assert_right(target, inputs | {"input_ids": whole}, CHAINS["model"](draft), eos_token_id=None)
 
 
-@pytest.mark.parametrize("drafter", ["model", "look-up", "tree"])
-@pytest.mark.parametrize("name", ENCODERS)
+@spread(name=ENCODERS, drafter=["model", "look-up", "tree"])
 def test_encoders_are_no_targets_and_no_drafts(name: str, drafter: str):
     config = copy.deepcopy(family(name)[0].config)
     config.is_decoder = False

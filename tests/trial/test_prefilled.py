@@ -12,6 +12,7 @@ from transformers import DynamicCache, PreTrainedModel, StaticCache
 
 from hf_lossy_assist.compat.caches import CACHE
 from tests import dflash_heads, eagle3_heads, mtp_checkpoints
+from tests.nightly import spread
 from tests.tiny_models import prompt
 from tests.trial.calls import filled
 from tests.trial.exact import CHAINS, DRAFTERS, assert_refused, assert_right, exact
@@ -33,9 +34,9 @@ def of_generate(target: PreTrainedModel) -> dict[str, Any]:
     return {"input_ids": prompt(), CACHE: cache}
 
 
-@pytest.mark.parametrize("made", [of_forward, of_generate])
-@pytest.mark.parametrize("drafter", DRAFTERS)
-@pytest.mark.parametrize("name", ["gpt2", "llama", "mistral", "gemma3_text", "mpt", "bamba"])
+@spread(
+    name=["gpt2", "llama", "mistral", "gemma3_text", "bamba", "mpt"], drafter=DRAFTERS, made=[of_forward, of_generate]
+)
 def test_the_whole_prompt(name: str, drafter: str, made: Callable[[PreTrainedModel], dict[str, Any]]):
     target, draft = exact(name)
     if drafter == "tree" and name in ("mpt", "bamba"):

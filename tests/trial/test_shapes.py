@@ -14,6 +14,7 @@ from benchmarks.bundled_pair.recipe import build_tokenizer
 from hf_lossy_assist import LossyVerification
 from tests.acceptors.fixtures import verifier_head as head_for
 from tests.acceptors.table import ROWS, Row, row_id
+from tests.nightly import spread
 from tests.tiny_models import constant, noisy_copy, prompt, tiny
 from tests.trial.calls import DAMAGES
 from tests.trial.drawing import attempt
@@ -98,8 +99,7 @@ def test_laws_that_are_none_do_what_they_do_in_plain_generation(row: Row, damage
         assert "no token can be drawn" in ours[1]
 
 
-@pytest.mark.parametrize("gamma", [3, 9])
-@pytest.mark.parametrize("row", [row for row in (*ROWS, SPRINTER) if row.mode in KINDS], ids=row_id)
+@spread(row=[row for row in (*ROWS, SPRINTER) if row.mode in KINDS], gamma=[3, 9])
 def test_the_text_ends_with_the_first_end_wherever_in_a_round_it_is(row: Row, gamma: int):
     kwargs = {"do_sample": False, "max_new_tokens": 16}
     free = generate(row, gamma=gamma, eos_token_id=None, **kwargs).sequences[0, 7:].tolist()

@@ -21,6 +21,7 @@ from hf_lossy_assist.evaluation.modes import EVERYTHING, DecodingMode
 from hf_lossy_assist.evaluation.requests import batches_of, run_request
 from hf_lossy_assist.pairs import Pair
 from tests import dflash_heads
+from tests.nightly import nightly
 
 NOTHING = np.zeros(4)
 STEADY = Costs(0.1, {1: 1.0, 33: 1.0})
@@ -126,7 +127,7 @@ def test_default_drafts_are_tried_too(models, tokenizer, tmp_path):
     assert advice.replayed[0].walks["auto"].rounds.tolist() == seen
 
 
-@pytest.mark.parametrize("first", ["advise", "evaluate"])
+@pytest.mark.parametrize("first", nightly(["advise", "evaluate"], but=["evaluate"]))
 def test_advise_and_evaluate_share_the_target_s_texts(pair, tmp_path, monkeypatch, first):
     """Whoever comes second makes no text that is there: one record for each mode and problem."""
     models, given = (pair.target, pair.draft), {"limit": 2, "max_new_tokens": 12, "out": tmp_path}

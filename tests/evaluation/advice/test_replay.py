@@ -18,6 +18,7 @@ from hf_lossy_assist.evaluation.advice.replay import (
 from hf_lossy_assist.evaluation.modes import DecodingMode
 from hf_lossy_assist.evaluation.requests import batches_of, run_request
 from hf_lossy_assist.models.reading import CHUNK
+from tests.nightly import nightly
 
 LIMIT = 40
 PROMPTS = [[1, 5, 9], [1, 7, 3, 3, 8], [1, 2]]
@@ -33,7 +34,7 @@ def laws(models) -> TextLogits:
     return TextLogits.of(texts, LIMIT)
 
 
-@pytest.mark.parametrize("gamma", [1, 3, 8, 50])
+@pytest.mark.parametrize("gamma", nightly([1, 3, 8, 50], but=[3, 50]))
 def test_lossless_is_replayed_as_the_loop_runs_it(models, laws, gamma):
     walk = greedy(REGISTRY["lossless"](), laws).walk(laws, gamma)
     seen = [
@@ -76,7 +77,7 @@ def test_a_walk_is_that_of_one_round_after_the_other(laws, name, gamma, end):
         np.testing.assert_allclose(seen, (len(kept), others.sum(), nats.sum(), nats.max(initial=0)), atol=1e-5)
 
 
-@pytest.mark.parametrize(("gamma", "limit"), [(1, 30), (5, 30), (5, 12), (16, 30)])
+@pytest.mark.parametrize(("gamma", "limit"), nightly([(1, 30), (5, 30), (5, 12), (16, 30)], but=[(5, 12), (16, 30)]))
 def test_expected_walks_are_those_of_many_drawn_ones(gamma, limit):
     """Against 20,000 simulated texts of each row: within 5 standard errors, which are at most 5 %."""
     generator = np.random.default_rng(0)

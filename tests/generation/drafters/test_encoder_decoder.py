@@ -27,11 +27,12 @@ from hf_lossy_assist import LossyError, last_stats
 from hf_lossy_assist.compat.caches import CACHE
 from tests.acceptors.table import ROWS, row_id
 from tests.encoder_decoders import ARCHITECTURES, bart, made, t5
+from tests.nightly import nightly, spread
 from tests.parity import assert_lossless
 from tests.tiny_models import LENGTHS, VOCAB, noisy_copy, padded, prompt, tiny
 
 GREEDY = {"do_sample": False, "max_new_tokens": 24, "return_dict_in_generate": True}
-SOME_RULES = ("topk", "ears", "dropmatch", "fly")
+RULES = [row for row in ROWS if row.mode in ("lossless", "topk", "ears", "dropmatch", "fly")]
 
 
 def seen(name: str, batch: int = 1):
@@ -68,8 +69,7 @@ def decoder_only(name: str, target, noise: float):
     return draft
 
 
-@pytest.mark.parametrize("batch", [1, 4])
-@pytest.mark.parametrize("name", ARCHITECTURES)
+@spread(name=ARCHITECTURES, batch=[1, 4])
 def test_lossless_parity(name: str, batch: int):
     target = made(name)
     for noise in (0.0, 0.03):
@@ -79,8 +79,7 @@ def test_lossless_parity(name: str, batch: int):
         assert len(stats.rows) == batch
 
 
-@pytest.mark.parametrize("batch", [1, 4])
-@pytest.mark.parametrize("name", DECODERS)
+@spread(name=DECODERS, batch=[1, 4])
 def test_a_decoder_that_shares_the_target_s_encoder(name: str, batch: int):
     target = made(name)
     for noise in (0.0, 0.02):
@@ -163,7 +162,7 @@ def test_the_encoder_s_outputs_are_those_of_the_batch(make: Callable):
         torch.testing.assert_close(ours[name], plain[name])
 
 
-@pytest.mark.parametrize("row", [row for row in ROWS if row.mode in ("lossless", *SOME_RULES)], ids=row_id)
+@pytest.mark.parametrize("row", nightly(RULES, but=[x for x in RULES if x.mode in ("lossless", "fly")]), ids=row_id)
 def test_a_static_cache_gives_way_to_a_dynamic_one(row):
     target = made("bart")
     draft = drafts(target, 0.02)

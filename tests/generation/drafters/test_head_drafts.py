@@ -16,8 +16,9 @@ from tests.dflash_heads import BLOCK, SLIDING, random_dflash, trained_dflash
 from tests.eagle3_heads import random_head, trained_head
 from tests.encoder_decoders import made
 from tests.generation.drafters.uncached import dflash_logits, eagle3_logits
+from tests.nightly import spread
 from tests.parity import assert_lossless, assert_same_text
-from tests.tiny_models import ARCHITECTURES, LENGTHS, VOCAB, padded, prompt, tiny
+from tests.tiny_models import LENGTHS, SOME_ARCHITECTURES, VOCAB, padded, prompt, tiny
 
 CALL = {"max_new_tokens": 40, "eos_token_id": None}
 TRAINED = {"EAGLE-3": eagle3_heads.trained_pair, "DFlash": dflash_heads.trained_pair}
@@ -30,7 +31,7 @@ def prompts(rows: int = 4) -> torch.Tensor:
     return torch.cat([prompt(seed=seed) for seed in range(rows)])
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("architecture", SOME_ARCHITECTURES)
 @pytest.mark.parametrize(("kind", "gammas"), [("EAGLE-3", (1, 3, 1, 3)), ("DFlash", (1, 3, BLOCK - 1))])
 def test_lossless_greedy_texts_are_plain_ones(architecture, kind, gammas):
     target, head = TRAINED[kind](architecture)
@@ -43,7 +44,7 @@ def test_lossless_greedy_texts_are_plain_ones(architecture, kind, gammas):
 
 
 @of_each_kind
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("architecture", SOME_ARCHITECTURES)
 def test_rows_of_a_batch_are_plain_texts_whatever_their_padding(architecture, kind):
     target, head = TRAINED[kind](architecture)
     call = {"do_sample": False, "max_new_tokens": 24, "eos_token_id": [5, 9], "return_dict_in_generate": True}
@@ -71,9 +72,9 @@ DRAFTING = [
 ]
 
 
-@pytest.mark.parametrize("rows", [1, 4])
-@pytest.mark.parametrize(("kind", "architecture", "settings"), DRAFTING)
-def test_every_draft_is_what_published_code_says_about_the_text_alone(kind, architecture, settings, rows, monkeypatch):
+@spread(drafting=DRAFTING, rows=[1, 4])
+def test_every_draft_is_what_published_code_says_about_the_text_alone(drafting, rows, monkeypatch):
+    kind, architecture, settings = drafting
     target, head = TRAINED[kind](architecture)
     if settings:
         head = random_dflash(**settings)
@@ -196,9 +197,8 @@ def test_tokens_of_a_block_are_drawn_from_the_law_that_is_reported(settings, mon
     assert chi_square_p(counts.flatten().numpy(), joint.flatten().numpy()) > 1e-4
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [
+@spread(
+    settings=[
         {"repetition_penalty": 1.3},
         {"bad_words_ids": [[7], [11, 12]], "no_repeat_ngram_size": 3},
         {"num_assistant_tokens": "auto"},
@@ -206,14 +206,10 @@ def test_tokens_of_a_block_are_drawn_from_the_law_that_is_reported(settings, mon
         {"num_assistant_tokens_schedule": "heuristic"},
         {"max_new_tokens": 2},
     ],
-    ids=lambda settings: next(iter(settings)),
+    case=[("EAGLE-3", {"input_ids": prompt()}), ("DFlash", padded()), ("DFlash", {"input_ids": prompt()})],
 )
-@pytest.mark.parametrize(
-    ("kind", "inputs"),
-    [("EAGLE-3", {"input_ids": prompt()}), ("DFlash", {"input_ids": prompt()}), ("DFlash", padded())],
-    ids=["EAGLE-3", "DFlash", "DFlash, a batch"],
-)
-def test_settings_of_generation_leave_texts_plain(settings, kind, inputs):
+def test_settings_of_generation_leave_texts_plain(settings, case):
+    kind, inputs = case
     target, head = TRAINED[kind]()
     of_drafts = {name: value for name, value in settings.items() if "assistant" in name}
     call = CALL | {name: value for name, value in settings.items() if name not in of_drafts}

@@ -17,6 +17,7 @@ from tests.architectures import family
 from tests.eagle3_heads import random_head
 from tests.encoder_decoders import made
 from tests.generation.drafters.looking_up import sometimes
+from tests.nightly import spread
 from tests.parity import TIE, assert_lossless
 from tests.tiny_models import ARCHITECTURES, constant, noisy_copy, padded, prompt, tiny
 from tests.two_tokenizers import BOTH, prompts
@@ -98,8 +99,7 @@ def rounds(monkeypatch) -> list[tuple[list[bool], torch.Tensor, torch.Tensor]]:
     return seen
 
 
-@pytest.mark.parametrize("batched", [False, True])
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@spread(architecture=ARCHITECTURES, batched=[False, True])
 def test_the_model_s_cache_has_what_was_looked_up(architecture: str, batched: bool, rounds, monkeypatch):
     """What it drafts is what it says without a cache, also after rounds in which some rows, or all, looked up."""
     monkeypatch.setattr(_Row, "promises_more", sometimes)
@@ -127,8 +127,7 @@ DRAFTERS = {
 }
 
 
-@pytest.mark.parametrize("drafter", DRAFTERS)
-@pytest.mark.parametrize("batched", [False, True])
+@spread(drafter=DRAFTERS, batched=[False, True])
 def test_lossless_parity_with_other_drafters(drafter: str, batched: bool):
     target = tiny("llama")
     inputs = padded() if batched else {"input_ids": prompt()}

@@ -22,6 +22,7 @@ from tests.acceptors.fixtures import chi_square_p
 from tests.generation.drafters.mtp_reference import Reference
 from tests.mtp_checkpoints import FAMILIES, layer, loaded, prompts, saved, taught, write
 from tests.multimodal_models import asked
+from tests.nightly import nightly, spread
 from tests.parity import assert_lossless, assert_same_rows, assert_same_text
 from tests.tiny_models import VOCAB, prompt, tiny
 
@@ -75,8 +76,10 @@ def cut(lengths: tuple[int, ...] = (7, 3, 5, 6)) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize(
-    ("name", "replay"), [("qwen3_next", 32), ("qwen3_5", 32), ("qwen3_5", 1), ("qwen3_5_moe", 32), ("mimo", 32)]
-)
+    ("name", "replay"),
+    nightly([("qwen3_next", 32), ("qwen3_5", 32), ("qwen3_5", 1), ("qwen3_5_moe", 32), ("mimo", 32)],
+            but=[("qwen3_5", 32), ("qwen3_5", 1), ("mimo", 32)]),
+)  # fmt: skip
 def test_every_draft_is_what_the_checkpoint_s_tensors_say(name, replay, checkpoint, drafts, monkeypatch):
     """Single texts and padded rows. Recurrent targets read kept tokens with the next draft, or before it."""
     monkeypatch.setattr(recurrent, "LONGEST_REPLAY", replay)
@@ -121,7 +124,9 @@ def test_drafts_are_those_of_transformers_own_mtp(name, checkpoint, drafts, monk
         torch.testing.assert_close(logits, their_logits, atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize("name", ["qwen3_next", "qwen3_5", "mimo", "deepseek_v3", "glm4_moe"])
+@pytest.mark.parametrize(
+    "name", nightly(["qwen3_next", "qwen3_5", "mimo", "deepseek_v3", "glm4_moe"], but=["qwen3_5", "deepseek_v3"])
+)
 def test_lossless_greedy_texts_are_plain_ones(name, made):
     drafting = {"use_mtp": True, "num_assistant_tokens": 3}
     _, ours = assert_lossless(made(name), drafting, **GREEDY, input_ids=prompt(), eos_token_id=None)
@@ -130,7 +135,7 @@ def test_lossless_greedy_texts_are_plain_ones(name, made):
     assert kept[3] > 0
 
 
-@pytest.mark.parametrize("name", ["mimo", "deepseek_v3", "qwen3_next"])
+@pytest.mark.parametrize("name", nightly(["mimo", "deepseek_v3", "qwen3_next"], but=["mimo", "qwen3_next"]))
 def test_rows_of_a_batch_are_plain_texts_whatever_their_padding(name, made):
     target, inputs, ends = made(name), cut(), {"eos_token_id": [5, 9]}
     ours = target.generate(**inputs, **OURS, num_assistant_tokens=4, **GREEDY | ends)
@@ -159,8 +164,7 @@ def test_sampling_has_the_target_s_law(name, made):
     assert chi_square_p(counts[kept.indices], kept.values.double().softmax(-1).numpy()) > 1e-5
 
 
-@pytest.mark.parametrize("name", ["mimo", "deepseek_v3", "glm4_moe"])
-@pytest.mark.parametrize("tree", [{"depth": 3, "top_k": 2, "nodes": 6}, None], ids=["tree", "chain"])
+@spread(name=["mimo", "deepseek_v3", "glm4_moe"], tree=[{"depth": 3, "top_k": 2, "nodes": 6}, None])
 def test_trees_and_static_caches(name, tree, made):
     static = {} if tree else {"cache_implementation": "static"}
     plain = made(name).generate(prompts(), **GREEDY, eos_token_id=None)

@@ -31,6 +31,7 @@ from tests.generation.drafters.mtp_reference import Reference
 from tests.generation.drafters.uncached import dflash_logits, eagle3_logits
 from tests.graphs import Backend, Recorder, record
 from tests.mtp_checkpoints import FAMILIES, loaded, write
+from tests.nightly import nightly, spread
 from tests.parity import assert_lossless, assert_same_text
 from tests.tiny_models import VOCAB, padded, prompt, resized, tiny
 
@@ -123,13 +124,13 @@ SETTINGS = {
 }
 
 
-@pytest.mark.parametrize("inputs", INPUTS)
-@pytest.mark.parametrize(
-    ("name", "setting"),
-    [*(("DFlash", x) for x in SETTINGS), *((name, x) for name in ("EAGLE-3", "MTP") for x in list(SETTINGS)[:2])],
+@spread(
+    case=[*(("DFlash", x) for x in SETTINGS), *((name, x) for name in ("EAGLE-3", "MTP") for x in list(SETTINGS)[:2])],
+    inputs=INPUTS,
 )
-def test_a_text_is_looked_up_first(name, setting, inputs, heads, compared, looks_up):
+def test_a_text_is_looked_up_first(case, inputs, heads, compared, looks_up):
     """Also where some rows look up and others don't, and where rows end at different times."""
+    name, setting = case
     target, drafting, expected = heads(name)
     lengths = compared(expected)
     stats = counted(target, drafting | LOOKUP | SETTINGS[setting], **INPUTS[inputs])
@@ -137,8 +138,7 @@ def test_a_text_is_looked_up_first(name, setting, inputs, heads, compared, looks
     assert 5 < stats.looked_up < stats.drafted
 
 
-@pytest.mark.parametrize("inputs", INPUTS)
-@pytest.mark.parametrize("name", ["DFlash", "EAGLE-3"])
+@spread(name=["DFlash", "EAGLE-3"], inputs=INPUTS)
 def test_a_text_is_looked_up_first_in_graphs(name, inputs, heads, compared, looks_up, monkeypatch):
     target, drafting, expected = heads(name)
     recorder, lengths = record(monkeypatch, Recorder()), compared(expected)
@@ -175,9 +175,12 @@ def test_a_head_s_own_lm_head_costs_once():
 
 
 HYBRIDS = ["qwen3_next", "falcon_h1", "mamba2"]
+BOTH_WAYS = [("qwen3_next", 1), ("mamba2", 32)]
 
 
-@pytest.mark.parametrize(("name", "replay"), [*((name, 32) for name in HYBRIDS), *((name, 1) for name in HYBRIDS[:1])])
+@pytest.mark.parametrize(
+    ("name", "replay"), nightly([("qwen3_next", 1), *((name, 32) for name in HYBRIDS)], but=BOTH_WAYS)
+)
 def test_dflash_drafts_for_targets_with_recurrent_states(name, replay, compared, looks_up, monkeypatch):
     """They read kept tokens with the next draft, or before it; rows are decoded one after another."""
     target = family(name)[0]
@@ -273,7 +276,7 @@ class Told(CandidateGenerator):
         return
 
 
-@pytest.mark.parametrize("row", [*ROWS, *PUBLISHED], ids=row_id)
+@pytest.mark.parametrize("row", nightly([*ROWS, *PUBLISHED], but=ROWS), ids=row_id)
 def test_every_rule_decides_dflash_s_drafts(row):
     """Greedily as it decides about the same drafts of a user's own drafter; drawn texts have no such drafter."""
     target, head = dflash_heads.trained_pair()

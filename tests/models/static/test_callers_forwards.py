@@ -13,6 +13,7 @@ from accelerate.hooks import ModelHook, add_hook_to_module
 from transformers import PreTrainedModel
 
 from hf_lossy_assist import enabled
+from tests.nightly import spread
 from tests.parity import assert_same_rows
 from tests.tiny_models import noisy_copy, padded, prompt, tiny
 
@@ -54,13 +55,10 @@ CHANGES: dict[str, Callable[[PreTrainedModel], Any]] = {
 
 
 @pytest.mark.filterwarnings("ignore:a static cache has no effect here")
-@pytest.mark.parametrize(
-    ("whose", "inputs"),
-    [("target", {"input_ids": prompt()}), ("draft", padded())],
-    ids=["target", "draft, rows that end apart"],
-)
-@pytest.mark.parametrize("name", CHANGES)
-def test_texts_are_plain(name: str, whose: str, inputs: dict[str, torch.Tensor]):
+@spread(name=CHANGES, whose=["draft", "target"])
+def test_texts_are_plain(name: str, whose: str):
+    """Of a batch, rows end apart."""
+    inputs = {"input_ids": prompt()} if whose == "target" else padded()
     models = {"target": tiny(), "draft": noisy_copy(tiny(), 0.05)}
     settings = GREEDY | inputs | {"eos_token_id": list(range(3, 13))}
     plain = models["target"].generate(**settings, output_logits=True)

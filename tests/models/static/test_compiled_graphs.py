@@ -11,13 +11,16 @@ from tests.eagle3_heads import trained_pair
 from tests.graphs import CASES, EAGER, RECORDINGS, Backend, both, generated, llamas
 from tests.tiny_models import padded
 
-
 # Each case by itself is recorded, and compiled, with one text and with a batch: see test_graphs and test_equality.
+NIGHTLY = pytest.mark.nightly
+
+
 @pytest.mark.parametrize(
     ("pair", "case", "inputs"),
     [
-        (llamas, "greedy, default length", padded()), (llamas, "drawn, processed", padded()), (llamas, "tree", {}),
-        (trained_pair, "greedy", padded()), (trained_pair, "drawn, processed", {}),
+        pytest.param(llamas, "greedy, default length", padded(), marks=NIGHTLY), (llamas, "tree", {}),
+        (llamas, "drawn, processed", padded()), (trained_pair, "greedy", padded()),
+        pytest.param(trained_pair, "drawn, processed", {}, marks=NIGHTLY),
     ],
 )  # fmt: skip
 def test_what_is_compiled_is_recorded(pair, case, inputs, recorder, default_ends):

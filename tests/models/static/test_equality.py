@@ -9,6 +9,7 @@ import torch
 from transformers import CompileConfig, StaticCache
 
 from hf_lossy_assist.compat.caches import CACHE
+from tests.nightly import nightly
 from tests.parity import assert_same_rows
 from tests.tiny_models import noisy_copy, padded, prompt, tiny
 
@@ -47,13 +48,10 @@ def both(target, draft, ids=None, config=None, backend="eager", **kwargs):
 
 # What else follows from static caches is tested with recorded graphs, by whose runners compiled forwards run, too.
 @pytest.mark.parametrize(
-    ("case", "inputs"),
-    [
-        ("lossless", {}), ("lossless, drawn", padded()), ("lossless, drawn as a whole", padded()),
-        ("dropmatch, drawn", padded()), ("topk", padded()), ("ensemble, drawn", {}),
-    ],
-)  # fmt: skip
-def test_equal_to_the_eager_loop(llamas, case, inputs):
+    "case", nightly(CASES, but=("lossless", "lossless, drawn as a whole", "dropmatch, drawn", "topk"))
+)
+def test_equal_to_the_eager_loop(llamas, case):
+    inputs = {} if case in ("lossless", "ensemble, drawn") else padded()
     eager, compiled = both(*llamas, **CASES[case] | inputs)
     assert torch.equal(eager, compiled)
 

@@ -28,6 +28,7 @@ from tests.dflash_heads import SLIDING, random_dflash
 from tests.dflash_heads import trained_pair as dflash_pair
 from tests.eagle3_heads import trained_pair
 from tests.graphs import CASES, EAGER, NEW, RECORDINGS, Recorder, both, generated, llamas, record
+from tests.nightly import nightly, spread
 from tests.parity import assert_same_rows
 from tests.tiny_models import ARCHITECTURES, VOCAB, noisy_copy, padded, prompt, resized, tiny
 
@@ -43,17 +44,16 @@ def test_a_graph_reads_and_writes_in_place(recorder):
     assert (recorder.recordings, recorder.replays) == (1, 3)
 
 
-@pytest.mark.parametrize("inputs", [{}, padded()], ids=["one", "batch"])
-@pytest.mark.parametrize("case", CASES)
+@spread(case=[*CASES, "greedy"], inputs=[{}, padded()])
 def test_equal_to_the_eager_loop(case, inputs, recorder, default_ends):
     eager, graphs = both(recorder, *llamas(), **CASES[case] | inputs)
     assert torch.equal(eager, graphs)
     assert recorder.recordings == RECORDINGS.get(case, recorder.recordings)
 
 
-@pytest.mark.parametrize("inputs", [{}, padded()], ids=["one", "batch"])
-@pytest.mark.parametrize(("size", "do_sample"), [(VOCAB - 9, False), (VOCAB + 7, True)])
-def test_a_draft_of_another_vocabulary_is_one_graph(size, do_sample, inputs, recorder):
+@spread(inputs=[{}, padded()], case=[(VOCAB - 9, False), (VOCAB + 7, True)])
+def test_a_draft_of_another_vocabulary_is_one_graph(case, inputs, recorder):
+    size, do_sample = case
     target, draft = llamas()
     draft = resized(draft, size)
     eager, graphs = both(recorder, target, draft, num_assistant_tokens=4, do_sample=do_sample, **inputs)
@@ -70,8 +70,7 @@ def test_a_draw_s_settings_have_a_graph_of_their_own(recorder):
         assert recorder.recordings == recordings
 
 
-@pytest.mark.parametrize("case", ["greedy", "tree"])
-@pytest.mark.parametrize("architecture", [name for name in ARCHITECTURES if name != "llama"])
+@spread(architecture=[name for name in ARCHITECTURES if name != "llama"], case=["greedy", "tree"])
 def test_equal_in_every_architecture(architecture, case, recorder):
     """Sliding windows shorter than the text, learned positions, soft-capping, two kinds of layers."""
     target = tiny(architecture)
@@ -79,19 +78,21 @@ def test_equal_in_every_architecture(architecture, case, recorder):
     assert torch.equal(eager, graphs)
 
 
-@pytest.mark.parametrize(
-    ("pair", "architecture", "case", "inputs"),
-    [
-        (trained_pair, "llama", "greedy", {}), (trained_pair, "llama", "greedy, default length", padded()),
-        (trained_pair, "llama", "drawn, processed", padded()), (trained_pair, "llama", "tree", padded()),
-        (trained_pair, "gemma3", "greedy", padded()), (trained_pair, "gemma3", "tree", {}),
-        (trained_pair, "gpt2", "greedy", {}), (trained_pair, "gpt2", "tree", padded()),
-        (dflash_pair, "llama", "greedy", {}), (dflash_pair, "llama", "greedy", padded()),
-        (dflash_pair, "llama", "greedy, default length", padded()), (dflash_pair, "llama", "a penalty", {}),
-        (dflash_pair, "llama", "drawn, processed", padded()), (dflash_pair, "gemma3", "greedy", padded()),
-        (dflash_pair, "gpt2", "drawn", {}),
-    ],
-)  # fmt: skip
+HEADS = [
+    (trained_pair, "llama", "greedy, default length", padded()), (trained_pair, "llama", "drawn, processed", padded()),
+    (trained_pair, "gemma3", "tree", {}), (dflash_pair, "llama", "greedy", {}),
+    (dflash_pair, "llama", "greedy, default length", padded()), (dflash_pair, "llama", "a penalty", {}),
+    (dflash_pair, "gpt2", "drawn", {}),
+]  # fmt: skip
+MORE = [
+    (trained_pair, "llama", "greedy", {}), (trained_pair, "llama", "tree", padded()),
+    (trained_pair, "gemma3", "greedy", padded()), (trained_pair, "gpt2", "greedy", {}),
+    (trained_pair, "gpt2", "tree", padded()), (dflash_pair, "llama", "greedy", padded()),
+    (dflash_pair, "llama", "drawn, processed", padded()), (dflash_pair, "gemma3", "greedy", padded()),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("pair", "architecture", "case", "inputs"), [*HEADS, *nightly(MORE)])
 def test_heads_on_states(pair, architecture, case, inputs, recorder):
     """A head's own layers are in graphs, too: for what a round has committed, and for drafts, nodes or a block."""
     target, head = pair(architecture)

@@ -19,6 +19,7 @@ from hf_lossy_assist.models.static.forwards import TUNING, Compiling, states_of
 from hf_lossy_assist.models.static.layerwise import CompilingLayers, compiling, layer_kinds_of
 from tests.eagle3_heads import trained_pair
 from tests.graphs import EAGER, Backend, both
+from tests.nightly import nightly
 from tests.tiny_models import ARCHITECTURES, VOCAB, noisy_copy, padded, prompt, tiny
 
 FEWER = TUNING["cuda"]
@@ -65,7 +66,8 @@ def texts(target, draft, backend, fullgraph=False, **kwargs):
     return found
 
 
-@pytest.mark.parametrize("architecture", [name for name in KINDS if name not in ("llama", "gemma3")])
+# Of "llama" and "gemma3", other tests.
+@pytest.mark.parametrize("architecture", nightly([*KINDS][1:], but=("mistral", "gpt_oss", "gemma3 of 12 layers")))
 def test_as_many_graphs_as_kinds_of_layers(architecture):
     target, backend = model_of(architecture), Backend()
     with torch._dynamo.config.patch(recompile_limit=1):  # nothing is compiled twice
