@@ -278,7 +278,7 @@ def decide(acceptor: Acceptor, v: Verification, positions: LosslessPositions | N
     if not (v.do_sample or rule.corrects_greedily):
         next_token = v.best_after.gather(-1, prefix.end[:, None])[:, 0]
     else:
-        at = prefix.rejected
+        at = prefix.rejected.clamp(max=len(v) - 1)
         replaced = rule.correction(v, at)
         if strict is not None:
             replaced = torch.where(strict.gather(-1, at[:, None]), v.residual_distribution(at), replaced)

@@ -27,7 +27,7 @@ class Prefix:
     length: Tensor  # (B,) how many stay
     end: Tensor  # (B,) the last of them, counted from 1; 0 for the newest committed token
     complete: Tensor  # (B,) whether nothing was drafted after it
-    rejected: Tensor  # (B,) the token rejected after it, the last of several; arbitrary for a complete prefix
+    rejected: Tensor  # (B,) the token rejected after it, the last of several; anything up to n for a complete prefix
     columns: Tensor | None = None  # (B, k) the tokens that stay, in order, then arbitrary ones; None for a chain
 
 
@@ -158,4 +158,4 @@ class Chain(Shape):
         mask = keep.cumprod(-1)
         end = mask.sum(-1)
         complete = end == (self.size if self.lengths is None else self._ends)
-        return Prefix(mask, end, end, complete, end.clamp(max=self.size - 1))
+        return Prefix(mask, end, end, complete, end)

@@ -108,15 +108,16 @@ class DecoderForward:
 
     def __call__(self, *args: Any, **inputs: Any) -> DecoderOutput:
         rows = next(len(x) for x in (*args, *inputs.values()) if isinstance(x, Tensor) and x.dim() > 1)
-        if rows < self.rows:
-            args = tuple(filled_up(x, rows, self.rows) for x in args)
-            inputs = {name: filled_up(x, rows, self.rows) for name, x in inputs.items()}
+        args = tuple(filled_up(x, rows, self.rows) for x in args)
+        inputs = {name: filled_up(x, rows, self.rows) for name, x in inputs.items()}
         last, *read = (x[:rows].clone() for x in self.run(*args, **inputs))
         return DecoderOutput(last_hidden_state=last, hidden_states=tuple(read) or None, **{CACHE: cache_of(inputs)})
 
 
 def filled_up(value: Any, rows: int, wanted: int) -> Any:
     """Return an input of ``rows`` rows with as many as ``wanted``: the last one is repeated."""
+    if rows == wanted:
+        return value
     if isinstance(value, dict):
         return {name: filled_up(x, rows, wanted) for name, x in value.items()}
     if not isinstance(value, Tensor) or value.dim() < 2 or len(value) != rows:
