@@ -18,12 +18,16 @@ from tests.tiny_models import noisy_copy, prompt, tiny
 
 NEW = LEAST_TOKENS  # fewer are not recorded
 EAGER = {"compile": False}
-# Target's forwards and draft's graphs: a whole draft is one, unless it ends early or its processors read the text.
+# Target's forwards and draft's graphs: a whole draft is one, or two of other lengths where it may end early.
 RECORDINGS = {"no drafts": 1, "no drafts, drawn": 1, "greedy": 2, "drawn": 2, "drawn, processed": 2}
-RECORDINGS |= {"ensemble, drawn": 3, "greedy, default length": 3}
+RECORDINGS |= {"ensemble, drawn": 3, "greedy, default length": 3, "drawn, default length": 3}
+RECORDINGS |= {"a threshold": 3, "drawn, a threshold": 3}
 CASES = {
     "greedy": {"num_assistant_tokens": 5},
     "greedy, default length": {},
+    "drawn, default length": {"do_sample": True},
+    "a threshold": {"num_assistant_tokens": 20, "assistant_confidence_threshold": 0.1},
+    "drawn, a threshold": {"do_sample": True, "num_assistant_tokens": 20, "assistant_confidence_threshold": 0.02},
     "drawn": {"do_sample": True, "num_assistant_tokens": 4},
     "drawn, processed": {"do_sample": True, "num_assistant_tokens": 4, "temperature": 0.8, "top_k": 20, "top_p": 0.9},
     "dropmatch": {"lossy_mode": "dropmatch", "num_assistant_tokens": 4},

@@ -130,6 +130,10 @@ HEADS = [
     )
 ]
 HEADS += [Case(ROWS[0], batch, do_sample, head="DFlash") for batch, do_sample in ((1, False), (4, True))]
+HEADS += [
+    Case(ROWS[0], batch, do_sample, fixed=False, head=head)
+    for head, batch, do_sample in (("EAGLE-3", 4, True), ("DFlash", 1, False))
+]
 GRAPHS = [replace(case, graphs=True) for case in (*LENGTH, *PROCESSED, *HEADS, *TREES) if case.row is ROWS[0]]
 GRAPHS += [
     replace(case, graphs=True)
@@ -157,6 +161,14 @@ def _as_on_a_gpu(monkeypatch: pytest.MonkeyPatch, default_ends: None):
 def test_a_round_waits_once(name: str):
     counts = CASES[name].run()
     assert set(counts.per_round("wait", *OWN_WAITS)) == {1}, counts.where("wait")
+
+
+@pytest.mark.parametrize("name", [case.name for case in GRAPHS if not case.fixed and not case.kwargs])
+def test_a_recorded_draft_that_may_end_early_is_looked_at_once(name: str):
+    """Where it is short, as here: one graph drafts it."""
+    counts = CASES[name].run()
+    assert set(counts.per_round("look")) == {1}
+    assert not any("draft" in at for at in counts.where("forward"))
 
 
 @pytest.mark.parametrize("name", AHEAD)

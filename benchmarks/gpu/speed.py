@@ -152,7 +152,7 @@ def forwards(run: Run, target: Model, draft: Model, prompt: Tensor, way: str, ga
     how = CompiledRecording(recorder, config(run)) if way == "compiled" else Recording(recorder)
     for name, model, shapes in (
         ("target", target, Widths((gamma + 1,), room=gamma + 1)),
-        ("draft", draft, Widths(drafts=gamma, room=gamma + 1)),
+        ("draft", draft, Widths(drafts=(gamma,), room=gamma + 1)),
     ):
         with run.step(f"forwards of the {name}") as begins, torch.no_grad():
             if not begins:

@@ -38,6 +38,21 @@ class Randomness:
         """Draw exponential waiting times: of weights divided by these, the largest is at an index drawn from them."""
         return torch.empty(shape, device=device, dtype=dtype).exponential_(generator=self.generator(device))
 
+    def state(self, device: torch.device) -> Tensor:
+        """Return what :meth:`restore` goes back to; no device is waited for."""
+        return self._in_use(device).get_state()
+
+    def restore(self, device: torch.device, state: Tensor) -> None:
+        """Draw again what was drawn on a device since :meth:`state`."""
+        self._in_use(device).set_state(state)
+
+    def _in_use(self, device: torch.device) -> torch.Generator:
+        if (own := self.generator(device)) is not None:
+            return own
+        if device.type == "cpu":
+            return torch.default_generator
+        return torch.cuda.default_generators[torch.cuda.current_device() if device.index is None else device.index]
+
     def keep_mask(self, shape: tuple[int, ...], rate: float | Tensor, like: Tensor) -> Tensor:
         """Return an inverted-dropout mask: 0 with probability ``rate``, else ``1 / (1 - rate)``."""
         mask = torch.empty(shape, device=like.device, dtype=like.dtype)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from types import MappingProxyType
@@ -19,7 +20,8 @@ from ..core.texts import Texts
 from ..core.transfers import Look, looks_late
 from ..models.lm_head_hook import LMHeadHook
 from ..models.processing import process, reads_text
-from ..models.runner import ModelRunner, Nodes
+from ..models.runner import ModelRunner, Nodes, WholeTokens
+from ..models.static.fixed import chance_of
 from . import Drafter
 from .draft_ends import DraftLength, DraftStop
 from .vocabulary import NEVER, Vocabulary
@@ -81,15 +83,16 @@ class Source:
         logits = logits.to(device=tokens.device, dtype=torch.float32)
         return logits if self.vocabulary is None else self.vocabulary.logits(logits)
 
-    def whole(self, ids: Tensor, count: int, randomness: Randomness, calls: int) -> tuple[Tensor, Tensor] | None:
-        """Draft ``count`` tokens in one go, by as many forwards as ``calls``: tokens ``(B, n)``, logits ``(B, n, V)``.
+    def whole(self, ids: Tensor, count: int, randomness: Randomness, calls: int) -> WholeTokens | None:
+        """Draft ``count`` tokens in one go, by as many forwards as ``calls``.
 
         None where the runner is not prepared for that.
         """
         if (drafted := self.runner.draft(ids, count, randomness)) is None:
             return None
         self.calls, self.tokens = self.calls + calls, self.tokens + self.runner.sent
-        return drafted[0].to(ids.device), drafted[1].to(ids.device)
+        tensors = (None if x is None else x.to(ids.device) for x in (drafted.tokens, drafted.logits, drafted.q))
+        return WholeTokens(*tensors, states=drafted.states)
 
     def rewind(self, length: int) -> None:
         """Forget everything after the first ``length`` tokens."""
@@ -138,7 +141,13 @@ class Sampler:
         tokens = self.randomness.categorical(logits.softmax(-1)) if self.do_sample else logits.argmax(-1)
         if not wants_q:
             return tokens, logits, None
-        return tokens, logits, (logits.gather(-1, tokens[..., None])[..., 0] - logits.logsumexp(-1)).exp()
+        return tokens, logits, chance_of(tokens, logits)
+
+
+Drafted = tuple[Tensor, Tensor | None, Tensor | None, Sequence[Sequence[bool]]]
+"""Tokens ``(B, n)``, q's logits, the states that gave these, and of which tokens each row is sure, token by token."""
+
+_ROUNDS = 3
 
 
 class SourceDrafter(Drafter):
@@ -175,6 +184,7 @@ class ChainDrafter(SourceDrafter):
         self.keep_logits = keep_logits
         self.stop = stop
         self._drafted = 0
+        self._lasted: deque[int] = deque(maxlen=_ROUNDS)  # how many tokens the last drafts that could end early had
 
     def propose(self, ids: Tensor, layout: Texts | None, remaining: Sequence[int]) -> Draft:
         source = self.source
@@ -184,6 +194,7 @@ class ChainDrafter(SourceDrafter):
             return Draft(ids[:, :0], target_inputs=source.target_inputs)
         tokens, logits, hidden, sure = self._draft(ids, n)
         self._drafted = n = tokens.shape[1]
+        self._lasted.append(n)
         return Draft(
             tokens,
             logits if self.keep_logits else None,
@@ -193,16 +204,17 @@ class ChainDrafter(SourceDrafter):
             target_inputs=source.target_inputs,
         )
 
-    def _draft(self, ids: Tensor, n: int) -> tuple[Tensor, Tensor | None, Tensor | None, Sequence[Sequence[bool]]]:
-        """Return up to ``n`` tokens, q's logits, the states that gave these, and which tokens each row is sure of."""
+    def _draft(self, ids: Tensor, n: int) -> Drafted:
+        """Return up to ``n`` tokens."""
         source, stop = self.source, self.stop
         unread = source.begin(ids)
-        if (whole := source.whole(ids, n, self.sampler.randomness, calls=n)) is not None:
-            return *whole, None, ()
+        if stop is not None:
+            stop.begin()
+        if (drafted := self._draft_whole(ids, n)) is not None:
+            return drafted
         tokens, scores, states, looks, sure = [], [], [], [], []
         if stop is not None:
             late = looks_late(ids.device)
-            stop.begin()
         for _ in range(n):
             unread, logits, q = self.sampler(source.logits(unread), ids, tokens, stop is not None)
             tokens.append(unread)
@@ -211,7 +223,7 @@ class ChainDrafter(SourceDrafter):
             if source.hidden is not None:
                 states.append(source.hidden)
             if stop is not None:
-                looks.append(Look(stop.goes_on(q)))
+                looks.append(Look(stop.goes_on(q)[:, 0]))
                 if len(looks) > late:
                     sure.append(looks[len(sure)].tolist())
                 if sure and not any(map(all, zip(*sure, strict=True))):
@@ -222,6 +234,33 @@ class ChainDrafter(SourceDrafter):
         hidden = torch.cat(states, dim=1).to(ids.device) if states else None
         return torch.cat(tokens, dim=-1), logits, hidden, sure
 
+    def _draft_whole(self, ids: Tensor, n: int) -> Drafted | None:
+        """Draft several tokens in one go, and go on while a row is sure of all. None where that is not prepared."""
+        source, stop, randomness = self.source, self.stop, self.sampler.randomness
+        text, parts, sure = ids, [], []
+        count = n if stop is None else min(n, self._at_once())
+        while count and (part := source.whole(text, count, randomness, calls=count)) is not None:
+            parts.append(part)
+            if stop is None:
+                break
+            more = columns_of(Look(stop.goes_on(part.q)).tolist(), sure)
+            sure += more
+            if part.states and len(more) < count:
+                randomness.restore(ids.device, part.states[len(more) - 1])  # as if no more had been drawn
+            if not any(map(all, zip(*sure, strict=True))):
+                break
+            text, count = torch.cat([text, part.tokens], dim=-1), min(n - len(sure), self._at_once())
+        if not parts:
+            return None
+        kept = n if stop is None else len(sure)
+        tokens, logits = (torch.cat(x, dim=1)[:, :kept] for x in ([p.tokens for p in parts], [p.logits for p in parts]))
+        return tokens, logits, None, sure
+
+    def _at_once(self) -> int:
+        """Return how many tokens to draft before a look: as many as the last drafts had, so that few are in vain."""
+        lengths, least = self.source.runner.lengths, min(self._lasted, default=0)
+        return max((x for x in lengths if x <= least), default=min(lengths, default=1))
+
     def forget(self, ids: Tensor) -> None:
         self.source.rewind(ids.shape[1] - 1)
 
@@ -230,6 +269,20 @@ class ChainDrafter(SourceDrafter):
             self.draft_length.observe(self._drafted, round(sum(commit.accepted) / len(commit.accepted)))
         self._drafted = 0
         self.source.learn(commit)
+
+
+def columns_of(rows: Sequence[Sequence[bool]], before: Sequence[Sequence[bool]] = ()) -> list[tuple[bool, ...]]:
+    """Return which rows are sure of each token, up to the first after which none drafts on.
+
+    ``rows`` has a list for each; ``before`` has the same of earlier tokens, as this is returned.
+    """
+    found, on = [], [all(row) for row in zip(*before, strict=True)] or [True] * len(rows)
+    for column in zip(*rows, strict=True):
+        if not any(on):
+            break
+        found.append(column)
+        on = [a and b for a, b in zip(on, column, strict=True)]
+    return found
 
 
 def lengths_of(n: int, remaining: Sequence[int], sure: Sequence[Sequence[bool]]) -> tuple[int, ...] | None:

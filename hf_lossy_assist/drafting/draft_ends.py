@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
+import torch
 from torch import Tensor
 
 from ..errors import LossyValueError, brief
@@ -71,7 +72,7 @@ class DraftStop(ABC):
 
     @abstractmethod
     def goes_on(self, q: Tensor) -> Tensor:
-        """Return ``(B,)`` whether each row drafts on after a token with the probability ``q`` ``(B, 1)``."""
+        """Return ``(B, n)`` whether each row drafts on after each of the next tokens, which have the chances ``q``."""
 
 
 def _check(setting: str, value: object, low: float, high: float) -> None:
@@ -90,7 +91,7 @@ class ConfidenceStop(DraftStop):
         _check("threshold", self.threshold, 0, 1)
 
     def goes_on(self, q: Tensor) -> Tensor:
-        return (q >= self.threshold)[:, 0]
+        return q >= self.threshold
 
 
 @dataclass
@@ -112,8 +113,10 @@ class AcceptanceStop(DraftStop):
         self._all = None
 
     def goes_on(self, q: Tensor) -> Tensor:
-        self._all = q[:, 0] if self._all is None else self._all * q[:, 0]
-        return 1 - self._all <= self.threshold
+        before = q[:, :0] if self._all is None else self._all
+        q = torch.cat([before, q], dim=-1).cumprod(-1)[:, -q.shape[1] :]
+        self._all = q[:, -1:]
+        return 1 - q <= self.threshold
 
 
 STOPS = {kind.name: kind for kind in (ConfidenceStop, AcceptanceStop)}

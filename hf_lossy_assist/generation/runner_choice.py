@@ -15,6 +15,7 @@ from ..compat.inputs import forward_inputs, tokens_before
 from ..compat.models import compiles_by_itself, device_of, has_hooks, has_recurrent_state
 from ..compat.positions import FrequencySwitch
 from ..compat.probe import ask
+from ..drafting.draft_ends import DEFAULT_NUM_TOKENS
 from ..drafting.tree import MOST
 from ..drafting.vocabulary import Vocabulary, vocabulary_sizes
 from ..errors import LossyUnsupportedError, warn_once
@@ -227,23 +228,27 @@ class _RunnerChoice:
         # What drafts with a cache of its own has read the draft, but for its last token.
         newest = () if longest is None or not draft.reads_all else (longest + 1,)
         way = self._way(draft.vocabulary)
-        room = max((*draft.steps, *newest, 0 if way is None else longest + 1)) + sum(draft.blocks)
         if way is None:
+            room = max((*draft.steps, *newest, 0)) + sum(draft.blocks)
             return Widths(draft.steps + newest, draft.blocks, room=room)
-        return Widths(newest, drafts=self.kind.lengths.num_assistant_tokens, sampler=way, room=room)
+        # A look is cheaper than many tokens in vain.
+        short = way.scores and not draft.blocks and longest >= 2 * DEFAULT_NUM_TOKENS
+        drafts = (DEFAULT_NUM_TOKENS, longest) if short else (longest,)
+        room = max((*draft.steps, *newest, sum(drafts) + 1)) + sum(draft.blocks)
+        return Widths(newest, drafts=drafts, sampler=way, room=room)
 
     def _way(self, vocabulary: Vocabulary | None) -> FixedSampler | None:
         """Return how whole drafts choose their tokens; None where each token is drafted alone."""
         lengths, call, draft = self.kind.lengths, self.call, self.kind.model
         settings = settings_of(call.processors)
-        alone = self.kind.longest is None or lengths.stop is not None or lengths.confidence or settings is None
-        if alone or "draft_hidden" in self.config.rule.needs:
+        if self.kind.longest is None or settings is None or "draft_hidden" in self.config.rule.needs:
             return None
         # Hooks, such as those that time forwards, see each token.
         if any(has_hooks(x) for x in (draft, draft.get_decoder(), draft.get_output_embeddings()) if x is not None):
             return None
         drawn = vocabulary_sizes(self.model)[0] if call.config.do_sample else 0
-        return FixedSampler(drawn, call.processors, settings, vocabulary)
+        ends = bool(lengths.stop is not None or lengths.confidence)
+        return FixedSampler(drawn, ends, call.processors, settings, vocabulary)
 
     def _obstacle(self) -> str | None:
         """Say why the target's cache can't be static; None where it can."""

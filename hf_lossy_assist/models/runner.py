@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
@@ -45,6 +45,26 @@ class Nodes:
     parents: Tensor | None = None
 
 
+@dataclass(frozen=True, eq=False)
+class WholeTokens:
+    """Tokens that were drafted in one go.
+
+    Attributes
+    ----------
+    tokens, logits
+        ``(B, n)``, and the logits of q ``(B, n, V)``.
+    q
+        ``(B, n)`` each token's own q, where drafts may end early.
+    states
+        The random numbers' states after each token, likewise; none where nothing is drawn, or all tokens at once.
+    """
+
+    tokens: Tensor
+    logits: Tensor
+    q: Tensor | None = None
+    states: Sequence[Tensor] = ()
+
+
 class ModelRunner(ABC):
     """Runs a model over the end of a text whose beginning its cache holds: :meth:`forward`, then :meth:`follow`.
 
@@ -62,6 +82,8 @@ class ModelRunner(ABC):
         Whether outputs give inputs of later forwards.
     returns_states
         Whether outputs have the states between layers that a head on them reads.
+    lengths
+        How many tokens :meth:`draft` may draft, the fewest first; none where it isn't prepared.
     chunk
         The most tokens of a prompt in one forward, if the caller has said.
     hook
@@ -75,6 +97,7 @@ class ModelRunner(ABC):
     needs_parts = False
     hands_on = False
     returns_states = False
+    lengths: Sequence[int] = ()
     chunk: int | None = None
     hook: AbstractContextManager[Any] = nullcontext()
 
@@ -118,11 +141,8 @@ class ModelRunner(ABC):
     def rewind(self, length: int) -> None:
         """Forget everything after the first ``length`` tokens, within a round."""
 
-    def draft(self, text: Tensor, count: int, randomness: Randomness) -> tuple[Tensor, Tensor] | None:
-        """Draft ``count`` tokens after ``text`` ``(B, L)`` in one go: tokens ``(B, k)`` and logits of q ``(B, k, V)``.
-
-        None where the runner is not prepared for that.
-        """
+    def draft(self, text: Tensor, count: int, randomness: Randomness) -> WholeTokens | None:
+        """Draft ``count`` tokens after ``text`` ``(B, L)`` in one go; None where that is not prepared."""
         return None
 
     def forgettable(self, length: int) -> int:

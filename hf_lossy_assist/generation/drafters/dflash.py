@@ -17,7 +17,8 @@ from ...compat.caches import CACHE
 from ...core.distributions import Randomness
 from ...core.messages import Commit, Draft
 from ...core.texts import Texts
-from ...drafting.chain import ChainDrafter
+from ...core.transfers import Look
+from ...drafting.chain import ChainDrafter, Drafted, columns_of
 from ...drafting.state_head import (
     LAYERS,
     StateHeadConfig,
@@ -30,7 +31,7 @@ from ...drafting.state_head import (
 )
 from ...errors import LossyUnsupportedError, LossyValueError, brief
 from ...heads.identity import row_norms
-from ...models.runner import Nodes
+from ...models.runner import Nodes, WholeTokens
 from ...models.static.cache_slot import StaticCacheSlot
 from ...models.static.fixed import FixedSampler, Prepare, WholeDraft, chained
 from ...models.static.forwards import shallow
@@ -389,17 +390,17 @@ class DFlashRunner(HeadRunner):
     def _any_token(self) -> Tensor:
         return torch.zeros(self.fixed.slot.rows, 1, dtype=torch.long, device=self.device)
 
-    def draft(self, text: Tensor, count: int, randomness: Randomness) -> tuple[Tensor, Tensor] | None:
-        chain, size = self.fixed.chain, self.model.config.block_size
+    def draft(self, text: Tensor, count: int, randomness: Randomness) -> WholeTokens | None:
+        chain, size = self.chain_for(count), self.model.config.block_size
         if chain is None or not self.fixed.slot.fits(self._start, size):
             return None
         self.sent = len(text) * size
-        drafted = self._drafted(chain, text[:, -1:], self.fixed.waits(text, count, randomness, at_once=True))
-        return tuple(x[:, :count] for x in drafted)
+        waits, _ = self.fixed.waits(chain, text, count, randomness, at_once=True)
+        return WholeTokens(*(x[:, :count] for x in self._drafted(chain, text[:, -1:], waits)))
 
-    def _drafted(self, draft: WholeDraft, newest: Tensor, waits: Tensor | None) -> tuple[Tensor, Tensor]:
+    def _drafted(self, draft: WholeDraft, newest: Tensor, waits: Tensor | None) -> tuple[Tensor, ...]:
         embeds, positions, masks = self._inputs(newest)
-        self.fixed.begin(self._start, embeds.shape[1], prepared=draft is self.fixed.chain)
+        self.fixed.begin(self._start, embeds.shape[1], prepared=draft in self.fixed.chains)
         positions = positions.expand(len(newest), -1).contiguous()
         return draft(embeds=embeds, positions=positions, masks=masks, waits=waits, cache=self.fixed.slot.cache)
 
@@ -412,23 +413,25 @@ class BlockDrafter(ChainDrafter):
         length.size = min(length.size, self.source.model.longest)  # a schedule would add on, and come back late
         return super().propose(ids, layout, remaining)
 
-    def _draft(self, ids: Tensor, n: int) -> tuple[Tensor, Tensor | None, Tensor | None, Sequence[Sequence[bool]]]:
+    def _draft(self, ids: Tensor, n: int) -> Drafted:
         source, stop, chosen, tokens = self.source, self.stop, [], []
         newest = source.begin(ids)
         if (whole := source.whole(ids, n, self.sampler.randomness, calls=1)) is not None:
-            return *whole, None, ()
+            return self._ended(whole.tokens, whole.logits, whole.q)
         logits, one_by_one = source.logits(newest, n), self.sampler.reads_text
         for part in logits.split(1, dim=1) if one_by_one else [logits]:
             chosen.append(self.sampler(part, ids, tokens, stop is not None))
             tokens.append(chosen[-1][0])
         _, parts, qs = zip(*chosen, strict=True)
         tokens, logits = torch.cat(tokens, dim=1), torch.cat(parts, dim=1)
-        if stop is None:
+        return self._ended(tokens, logits, None if stop is None else torch.cat(qs, dim=1))
+
+    def _ended(self, tokens: Tensor, logits: Tensor, q: Tensor | None) -> Drafted:
+        if self.stop is None:
             return tokens, logits, None, ()
-        stop.begin()
-        sure = torch.stack([stop.goes_on(q) for q in torch.cat(qs, dim=1).split(1, dim=1)]).tolist()
-        n = max((row.index(False) + 1 if False in row else n) for row in zip(*sure, strict=True))
-        return tokens[:, :n], logits[:, :n], None, sure[:n]
+        self.stop.begin()
+        sure = columns_of(Look(self.stop.goes_on(q)).tolist())
+        return tokens[:, : len(sure)], logits[:, : len(sure)], None, sure
 
 
 @register

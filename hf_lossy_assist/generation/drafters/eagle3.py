@@ -33,7 +33,7 @@ from ...drafting.state_head import (
 from ...drafting.tree import TreeDrafter
 from ...drafting.vocabulary import vocabulary_sizes
 from ...errors import LossyUnsupportedError, LossyValueError, brief
-from ...models.runner import Nodes
+from ...models.runner import Nodes, WholeTokens
 from ...models.static.cache_slot import StaticCacheSlot
 from ...models.static.fixed import FixedSampler, Prepare, WholeDraft, chained
 from ...models.static.forwards import shallow
@@ -330,12 +330,13 @@ class Eagle3Runner(HeadRunner):
         vocabulary, device = self.vocabulary, self.device
 
         def body(state: Tensor, positions: Tensor, mask: Tensor, waits: Tensor | None, cache: Any) -> Any:
-            def step(i: int, token: Tensor | None, waits: Tensor | None) -> tuple[Tensor, Tensor]:
+            def step(i: int, token: Tensor | None, waits: Tensor | None) -> tuple[Tensor, ...]:
                 nonlocal state
                 if i:  # the first token follows from a state that has been read
                     embeds, at = embedded(token, embeddings, device), slice(i - 1, i)
                     state = read(embeds, state, positions[:, at].contiguous(), mask[:, :, at].contiguous(), cache)
-                return sampler(vocabulary.logits(scored(state).float()), waits)
+                chosen = sampler(vocabulary.logits(scored(state).float()), waits)
+                return (*chosen, state) if sampler.scores else chosen  # another draft may go on from it
 
             return chained(step, length, waits)
 
@@ -350,18 +351,23 @@ class Eagle3Runner(HeadRunner):
         self.seen, self._state = 0, self._anything(1)
         return self._drafted(draft, waits)[1]
 
-    def draft(self, text: Tensor, count: int, randomness: Randomness) -> tuple[Tensor, Tensor] | None:
-        chain = self.fixed.chain
+    def draft(self, text: Tensor, count: int, randomness: Randomness) -> WholeTokens | None:
+        chain = self.chain_for(count)
         if chain is None or not self.fixed.slot.fits(self._start, chain.length):
             return None
-        drafted = self._drafted(chain, self.fixed.waits(text, count, randomness))
+        if (unread := text[:, self.seen + self.ahead :]).shape[1]:  # the last token of what it has drafted
+            self._state = self._over(unread, self._state, *self._next(unread.shape[1]))
+        waits, states = self.fixed.waits(chain, text, count, randomness)
+        drafted = [x[:, :count] for x in self._drafted(chain, waits)]
+        if chain.sampler.scores:
+            self._state = drafted.pop()[:, -1:]
         self.sent, self.seen = self.sent + len(text) * (count - 1), self.seen + count - 1
-        return tuple(x[:, :count] for x in drafted)
+        return WholeTokens(*drafted, states=states)
 
-    def _drafted(self, draft: WholeDraft, waits: Tensor | None) -> tuple[Tensor, Tensor]:
+    def _drafted(self, draft: WholeDraft, waits: Tensor | None) -> tuple[Tensor, ...]:
         rows, count = len(self._state), max(1, draft.length - 1)
         positions, mask = self._next(count)
-        self.fixed.begin(self._start, draft.length - 1, prepared=draft is self.fixed.chain)
+        self.fixed.begin(self._start, draft.length - 1, prepared=draft in self.fixed.chains)
         return draft(
             state=self._state,
             positions=positions.expand(rows, -1).contiguous(),

@@ -218,7 +218,7 @@ class HeadRunner(FixedRunner):
 class DynamicSlots:
     """A head's slots in a dynamic cache."""
 
-    chain: WholeDraft | None = None
+    chains: Sequence[WholeDraft] = ()
 
     def __init__(self, head: StateHead, body: Body) -> None:
         self.cache = head.new_cache()

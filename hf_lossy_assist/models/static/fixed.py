@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -35,74 +35,80 @@ class FixedSampler:
     """How a draft's next token follows from logits: it is ``drawn`` from so many tokens, or the likeliest where 0.
 
     ``processors`` look at no text, and ``settings`` tell them from others. ``vocabulary`` translates a draft's tokens
-    where these are not the target's.
+    where these are not the target's. With ``scores``, it returns each token's own q, by which drafts end early.
     """
 
     drawn: int = 0
+    scores: bool = False
     processors: LogitsProcessorList | None = None
     settings: Hashable = None
     vocabulary: Any = None
 
     @property
     def key(self) -> Hashable:
-        return self.drawn, self.settings, self.vocabulary
+        return self.drawn, self.scores, self.settings, self.vocabulary
 
     def context(self, tokens: Tensor) -> Tensor:
         """Return the draft's ids of the target's tokens."""
         return tokens if self.vocabulary is None else self.vocabulary.context(tokens)
 
-    def __call__(self, logits: Tensor, waits: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Return the next tokens ``(B, 1)`` and logits of q ``(B, 1, V)``; ``waits`` ``(B, 1, V)`` are random."""
+    def __call__(self, logits: Tensor, waits: Tensor | None) -> tuple[Tensor, ...]:
+        """Return the next tokens ``(B, 1)``, logits of q ``(B, 1, V)`` and, where they are wanted, the tokens' own q.
+
+        ``waits`` ``(B, 1, V)`` are random.
+        """
         logits = logits[:, -1:].float()
         if self.vocabulary is not None:
             logits = self.vocabulary.logits(logits)
         if self.processors:
             logits = self.processors(None, logits[:, 0])[:, None]
         chosen_by = logits.softmax(-1) / waits if self.drawn else logits
-        return chosen_by.argmax(-1), logits
+        tokens = chosen_by.argmax(-1)
+        return (tokens, logits, chance_of(tokens, logits)) if self.scores else (tokens, logits)
+
+
+def chance_of(tokens: Tensor, logits: Tensor) -> Tensor:
+    """Return ``(B, n)`` the probabilities of tokens by their logits ``(B, n, V)``."""
+    return (logits.gather(-1, tokens[..., None])[..., 0] - logits.logsumexp(-1)).exp()
 
 
 class WholeDraft:
-    """Drafts ``length`` tokens by ``body``, which takes ``rows`` rows: tokens ``(B, n)``, and logits ``(B, n, V)``."""
+    """Drafts ``length`` tokens by ``body``, which takes ``rows`` rows and returns what :func:`chained` does."""
 
-    def __init__(
-        self, body: Callable[..., tuple[Tensor, Tensor]], length: int, rows: int, sampler: FixedSampler
-    ) -> None:
+    def __init__(self, body: Callable[..., tuple[Tensor, ...]], length: int, rows: int, sampler: FixedSampler) -> None:
         self.body = body
         self.length = length
         self.rows = rows
         self.sampler = sampler
 
-    def __call__(self, **inputs: Any) -> tuple[Tensor, Tensor]:
+    def __call__(self, **inputs: Any) -> tuple[Tensor, ...]:
         rows = next(len(x) for x in inputs.values() if isinstance(x, Tensor))
         inputs = {name: filled_up(x, rows, self.rows) for name, x in inputs.items()}
         return tuple(x[:rows].clone() for x in self.body(**inputs))
 
 
-def chained(step: Callable[..., tuple[Tensor, Tensor]], length: int, waits: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Return the tokens and logits of ``length`` steps.
+def chained(step: Callable[..., tuple[Tensor, ...]], length: int, waits: Tensor | None) -> tuple[Tensor, ...]:
+    """Return what a :class:`FixedSampler` gives in ``length`` steps, side by side.
 
-    ``step(i, token, waits)`` reads the last token, and returns the next with its logits.
+    ``step(i, token, waits)`` reads the last token, and returns what the sampler gives about the next.
     """
-    tokens, logits = [], []
+    steps: list[tuple[Tensor, ...]] = []
     for i in range(length):
         own = None if waits is None else waits[:, i : i + 1].contiguous()
-        token, scores = step(i, tokens[-1] if i else None, own)
-        tokens.append(token.clone())
-        logits.append(scores.clone())
-    return torch.cat(tokens, dim=1), torch.cat(logits, dim=1)
+        steps.append(tuple(x.clone() for x in step(i, steps[-1][0] if i else None, own)))
+    return tuple(torch.cat(parts, dim=1) for parts in zip(*steps, strict=True))
 
 
 @dataclass(frozen=True)
 class Widths:
-    """Over how many tokens a model's forwards are, of chains and of trees, and how many tokens a whole draft has.
+    """Over how many tokens a model's forwards are, of chains and of trees, and how many tokens whole drafts have.
 
     A forward may write ``room`` slots after the text.
     """
 
     chains: tuple[int, ...] = ()
     trees: tuple[int, ...] = ()
-    drafts: int = 0
+    drafts: tuple[int, ...] = ()
     sampler: FixedSampler = field(default_factory=FixedSampler)
     room: int = 0
 
@@ -132,6 +138,14 @@ class FixedRunner(ModelRunner):
     def trial_draft(self, draft: WholeDraft, waits: Tensor | None) -> Tensor:
         """Make a draft after anything; return its logits."""
 
+    @property
+    def lengths(self) -> Sequence[int]:
+        return [chain.length for chain in self.fixed.chains]
+
+    def chain_for(self, count: int) -> WholeDraft | None:
+        """Return the shortest of the prepared drafts that has ``count`` tokens; None where there is none."""
+        return next((chain for chain in self.fixed.chains if chain.length >= count), None)
+
     def in_use(self) -> AbstractContextManager[None]:
         return self.fixed.in_use()
 
@@ -139,13 +153,13 @@ class FixedRunner(ModelRunner):
 class FixedForwards:
     """A model's forwards over fixed numbers of tokens, on a static cache, which is rolled back by position.
 
-    ``prepared`` has those that are compiled or recorded, by whether they are over trees and by width; ``chain`` makes
-    whole drafts.
+    ``prepared`` has those that are compiled or recorded, by whether they are over trees and by width; ``chains`` make
+    whole drafts, the shortest first.
     """
 
     keeps_cache = False  # whether the caller gets the cache in the end
     recorded = False
-    chain: WholeDraft | None = None
+    chains: Sequence[WholeDraft] = ()
 
     def __init__(self, model: nn.Module, slot: StaticCacheSlot) -> None:
         self.model = model
@@ -170,18 +184,23 @@ class FixedForwards:
             body = partial(part, key, partial(runner.body, of_tree=of_tree, decorated=how.decorated))
             self.prepared[of_tree, width] = self.around(prepared(key, body))
             keys[str(width)], trials[str(width)] = key, partial(runner.trial, of_tree, width)
-        if length := widths.drafts:
-            sampler, kind = widths.sampler, runner.kind(False)
+        sampler, kind, chains = widths.sampler, runner.kind(False), []
+        for length in sorted(widths.drafts):
             drafting, key = partial(runner.drafting, length, sampler), ("draft", length, kind, sampler.key)
             body = partial(drafting, how.decorated, lambda name, make: part(("step", name, kind), make))
-            self.chain = WholeDraft(prepared(key, body), length, slot.rows, sampler)
+            chains.append(WholeDraft(prepared(key, body), length, slot.rows, sampler))
             keys[f"drafts of {length}"] = key
-            size = slot.rows, length, sampler.drawn
-            waits = torch.ones(size, dtype=torch.float32, device=self.device) if sampler.drawn else None
             alone = WholeDraft(drafting(True, lambda name, make: make(self.model)), length, slot.rows, sampler)
-            trials[f"drafts of {length}"] = lambda eager: runner.trial_draft(alone if eager else self.chain, waits)
+            trials[f"drafts of {length}"] = partial(self._trial_draft, runner, alone, chains[-1])
+        self.chains = chains
         self.recorded = how.records
         self._warm_up(runner, {name: (how.key, key) for name, key in keys.items()}, trials, how.title)
+
+    def _trial_draft(self, runner: FixedRunner, alone: WholeDraft, prepared: WholeDraft, eager: bool) -> Tensor:
+        """Return the logits of a draft, by what is prepared or by the model itself."""
+        size, drawn = (self.slot.rows, alone.length, alone.sampler.drawn), alone.sampler.drawn
+        waits = torch.ones(size, dtype=torch.float32, device=self.device) if drawn else None
+        return runner.trial_draft(alone if eager else prepared, waits)
 
     def _warm_up(
         self, runner: FixedRunner, keys: dict[str, Hashable], trials: dict[str, Callable[[bool], Tensor]], title: str
@@ -203,7 +222,7 @@ class FixedForwards:
 
     def forget(self, runner: FixedRunner) -> None:
         """Run one by one what :meth:`prepare` failed to prepare."""
-        self.prepared, self.chain, self.recorded, runner.seen = {}, None, False, 0
+        self.prepared, self.chains, self.recorded, runner.seen = {}, (), False, 0
         self.slot.forget_forwards()
         self.slot.clear()
 
@@ -217,14 +236,23 @@ class FixedForwards:
         (self.slot.place if prepared and self.recorded else self.slot.seek)(start)
         self.slot.filled = start + count
 
-    def waits(self, text: Tensor, count: int, randomness: Randomness, at_once: bool = False) -> Tensor | None:
-        """Draw what chooses ``count`` tokens, as one after another would, or one ``at_once``."""
-        chain = self.chain
-        if not chain.sampler.drawn:
-            return None
+    def waits(
+        self, chain: WholeDraft, text: Tensor, count: int, randomness: Randomness, at_once: bool = False
+    ) -> tuple[Tensor | None, list[Tensor]]:
+        """Draw what chooses ``count`` tokens, as one after another would, or one ``at_once``.
+
+        Return it with the random numbers' states after each, where drafts may end early.
+        """
+        sampler = chain.sampler
+        if not sampler.drawn:
+            return None, []
         times, each = (1, count) if at_once else (count, 1)
-        drawn = [randomness.waits((len(text), each, chain.sampler.drawn), text.device) for _ in range(times)]
-        return pad(torch.cat(drawn, dim=1), (0, 0, 0, chain.length - count), value=1.0).to(self.device)
+        drawn, states = [], []
+        for _ in range(times):
+            drawn.append(randomness.waits((len(text), each, sampler.drawn), text.device))
+            if sampler.scores and not at_once:
+                states.append(randomness.state(text.device))
+        return pad(torch.cat(drawn, dim=1), (0, 0, 0, chain.length - count), value=1.0).to(self.device), states
 
     @contextmanager
     def in_use(self) -> Iterator[None]:

@@ -16,7 +16,7 @@ from ...compat.caches import cache_name, new_cache
 from ...compat.tree_inputs import TreeInputs
 from ...core.distributions import Randomness
 from ...core.texts import GrowingTensor, RowShift, counting, ones
-from ..runner import Nodes
+from ..runner import Nodes, WholeTokens
 from .cache_slot import StaticCacheSlot
 from .fixed import FixedForwards, FixedRunner, FixedSampler, Prepare, WholeDraft, chained
 from .forwards import states_of, whole
@@ -78,9 +78,9 @@ class StaticCacheRunner(FixedRunner):
         # Only forwards are compiled, which takes a minute; a sampler's settings come and go.
         first, later = (prepare(n, partial(whole, decorated=decorated)) for n in (2, 1))
 
-        def body(input_ids: Tensor, position_ids: Tensor, waits: Tensor | None, **inputs: Any) -> tuple[Tensor, Tensor]:
+        def body(input_ids: Tensor, position_ids: Tensor, waits: Tensor | None, **inputs: Any) -> tuple[Tensor, ...]:
             # Also where the last draft was not kept whole, the token before the newest is read: so there is one shape.
-            def step(i: int, token: Tensor | None, waits: Tensor | None) -> tuple[Tensor, Tensor]:
+            def step(i: int, token: Tensor | None, waits: Tensor | None) -> tuple[Tensor, ...]:
                 run, ids, at = (later, token, slice(i + 1, i + 2)) if i else (first, input_ids, slice(0, 2))
                 inputs["position_ids"] = position_ids[:, at].contiguous()
                 output = run(input_ids=sampler.context(ids), logits_to_keep=1, return_dict=True, **inputs)
@@ -145,12 +145,12 @@ class StaticCacheRunner(FixedRunner):
             outputs.hidden_states = tuple(x[:, :count] for x in outputs.hidden_states)
         return outputs
 
-    def draft(self, text: Tensor, count: int, randomness: Randomness) -> tuple[Tensor, Tensor] | None:
+    def draft(self, text: Tensor, count: int, randomness: Randomness) -> WholeTokens | None:
         width = text.shape[1]
-        chain = self.fixed.chain
+        chain = self.chain_for(count)
         if chain is None or width < 2 or not self.slot.fits(width, chain.length - 1):
             return None
-        waits, new = self.fixed.waits(text, count, randomness), width - self.seen
+        (waits, states), new = self.fixed.waits(chain, text, count, randomness), width - self.seen
         if self.seen < width - 2:
             before = chain.sampler.context(text[:, self.seen : width - 2])
             self.forward(before)
@@ -159,12 +159,12 @@ class StaticCacheRunner(FixedRunner):
         positions = self._positions[:, begin:end].clamp(max=self._positions[:, width + count - 2 : width + count - 1])
         drafted = self._drafted(chain, text[:, begin:].to(self.device), positions, begin, waits)
         self.sent, self.seen = len(text) * (new + count - 1), width + count - 1
-        return tuple(x[:, :count] for x in drafted)
+        return WholeTokens(*(x[:, :count] for x in drafted), states=states)
 
     def _drafted(
         self, draft: WholeDraft, tokens: Tensor, positions: Tensor, begin: int, waits: Tensor | None
-    ) -> tuple[Tensor, Tensor]:
-        self.fixed.begin(begin, draft.length + 1, prepared=draft is self.fixed.chain)
+    ) -> tuple[Tensor, ...]:
+        self.fixed.begin(begin, draft.length + 1, prepared=draft in self.fixed.chains)
         return draft(
             input_ids=tokens.clone(memory_format=torch.contiguous_format),
             position_ids=positions.clone(memory_format=torch.contiguous_format),

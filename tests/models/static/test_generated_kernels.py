@@ -95,9 +95,9 @@ def launched(launches: Launches, case: str, way: Way, layers: int, drafts: int =
 
     how = CompiledRecording(recorder, CompileConfig(mode="default", options=way.options, fullgraph=way.whole))
     runner.trial(False, 1, True)  # gives the cache its tensors
-    runner.fixed.prepare(runner, how, Widths(() if drafts else (tokens,), drafts=drafts))
+    runner.fixed.prepare(runner, how, Widths(() if drafts else (tokens,), drafts=(drafts,) if drafts else ()))
     if drafts:
-        runner.trial_draft(runner.fixed.chain, None)
+        runner.trial_draft(runner.fixed.chains[0], None)
     else:
         runner.trial(False, tokens, False)
     return found

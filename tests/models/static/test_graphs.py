@@ -8,6 +8,7 @@ import functools
 import gc
 import warnings
 import weakref
+from itertools import product
 from unittest.mock import MagicMock
 
 import pytest
@@ -82,9 +83,11 @@ HEADS = [
     (trained_pair, "llama", "greedy, default length", padded()), (trained_pair, "llama", "drawn, processed", padded()),
     (trained_pair, "gemma3", "tree", {}), (dflash_pair, "llama", "greedy", {}),
     (dflash_pair, "llama", "greedy, default length", padded()), (dflash_pair, "llama", "a penalty", {}),
-    (dflash_pair, "gpt2", "drawn", {}),
+    (dflash_pair, "gpt2", "drawn", {}), (trained_pair, "llama", "a threshold", padded()),
+    (trained_pair, "llama", "drawn, a threshold", {}),
 ]  # fmt: skip
 MORE = [
+    (trained_pair, "llama", "drawn, default length", {}), (dflash_pair, "llama", "drawn, default length", padded()),
     (trained_pair, "llama", "greedy", {}), (trained_pair, "llama", "tree", padded()),
     (trained_pair, "gemma3", "greedy", padded()), (trained_pair, "gpt2", "greedy", {}),
     (trained_pair, "gpt2", "tree", padded()), (dflash_pair, "llama", "greedy", padded()),
@@ -93,13 +96,13 @@ MORE = [
 
 
 @pytest.mark.parametrize(("pair", "architecture", "case", "inputs"), [*HEADS, *nightly(MORE)])
-def test_heads_on_states(pair, architecture, case, inputs, recorder):
+def test_heads_on_states(pair, architecture, case, inputs, recorder, default_ends):
     """A head's own layers are in graphs, too: for what a round has committed, and for drafts, nodes or a block."""
     target, head = pair(architecture)
     eager, graphs = both(recorder, target, head, **CASES[case] | inputs)
     assert torch.equal(eager, graphs)
     assert last_stats(target).accepted > 0
-    assert recorder.recordings == 3
+    assert recorder.recordings == 3 + (pair is trained_pair and ("default" in case or "threshold" in case))
 
 
 def test_dflash_with_sliding_windows_and_few_tokens(recorder):
@@ -115,17 +118,24 @@ def test_a_rule_that_reads_states(recorder):
     assert torch.equal(eager, graphs)
 
 
-@pytest.mark.parametrize("pair", [llamas, trained_pair, dflash_pair])
-def test_the_statistics_are_the_same(pair, recorder):
-    """Also where the prompt is shorter than a round, and is filled up."""
+@pytest.mark.parametrize(
+    ("pair", "case"),
+    [
+        *product((llamas, trained_pair, dflash_pair), ("greedy", "greedy, default length")),
+        (llamas, "a threshold"), (llamas, "drawn, a threshold"), (trained_pair, "a threshold"),
+    ],
+)  # fmt: skip
+def test_the_statistics_are_the_same(pair, case, recorder, default_ends):
+    """Also where the prompt is shorter than a round, and is filled up. What is drafted in vain costs."""
     runs, (target, draft) = [], pair()
     for more in (EAGER, {}):
         target.generate(
-            prompt(5), assistant_model=draft, lossy_mode="lossless", lossy_config={"inspect": True} | more,
-            num_assistant_tokens=5, do_sample=False, max_new_tokens=NEW,
+            prompt(5), assistant_model=draft, lossy_mode="lossless", lossy_config={"inspect": True, "seed": 3} | more,
+            max_new_tokens=NEW, **{"do_sample": False} | CASES[case],
         )  # fmt: skip
         stats = last_stats(target)
-        runs.append((stats.trace, stats.target_calls, stats.draft_calls, stats.draft_tokens))
+        cost = (stats.draft_calls, stats.draft_tokens) if case == "greedy" else ()
+        runs.append((stats.trace, stats.drafted, stats.accepted_histogram, stats.target_calls, *cost))
     assert recorder.replays
     assert runs[0] == runs[1]
 
@@ -310,7 +320,7 @@ def test_graphs_of_one_cache_share_its_memory(recorder, default_ends):
     (_, of_target), (_, of_draft) = cache_slot._idle[target][0], cache_slot._idle[draft][0]
     assert of_target.memory.pool is not of_draft.memory.pool
     assert len(of_target.memory.pool) == len(of_target.graphs)
-    assert len(of_draft.memory.pool) == len(of_draft.graphs) == 2  # the forwards over one token and two
+    assert len(of_draft.memory.pool) == len(of_draft.graphs) == 4  # drafts of two lengths, for each temperature
     of_draft.forget_forwards()
     assert of_draft.memory.pool is None
 
