@@ -9,6 +9,7 @@ from importlib.util import find_spec
 from typing import Any
 
 import pytest
+import torch
 
 from hf_lossy_assist.pairs import hub_cards
 from hf_lossy_assist.pairs.pair import BUNDLED
@@ -74,3 +75,21 @@ def cramped():
 def plain():
     """An engine without lossy fields."""
     return start(None)
+
+
+@pytest.fixture(scope="session")
+def prompt(pair) -> list[int]:
+    """A text whose next token is nearly certain, and the one after it is not."""
+    from tests.vllm.asking import prompts_of
+    from tests.vllm.laws import TEMPERATURE
+
+    best, found = 0.0, []
+    for start in prompts_of(pair, 20):
+        with torch.no_grad():
+            text = pair.target.generate(torch.tensor([start]), do_sample=False, max_new_tokens=40)[0]
+            p = (pair.target(text[None]).logits[0].double() / TEMPERATURE).softmax(-1)
+        sure = p[:-1].gather(1, text[1:, None])[:, 0] > 0.7
+        entropy = torch.where(sure, torch.special.entr(p).sum(-1)[1:], 0.0)
+        if entropy.max() > best:
+            best, found = float(entropy.max()), text[: int(entropy.argmax()) + 1].tolist()
+    return found

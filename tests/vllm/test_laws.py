@@ -3,64 +3,16 @@
 from __future__ import annotations
 
 import functools
-from collections import Counter
-from collections.abc import Callable
 
-import numpy as np
 import pytest
-import torch
 from scipy import stats
 
-from tests.acceptors.table import PUBLISHED, ROWS, Law, Row, row_id
-from tests.vllm.asking import asking, prompts_of, texts
+from tests.acceptors.table import Row, row_id
+from tests.vllm.asking import asking, texts
+from tests.vllm.laws import CLOSED, TEMPERATURE, against, expected, law_after
 
 REQUESTS = 500
-TEMPERATURE = 1.5
 TOLD_APART = ("ensemble", "typical-published")  # their laws are so far from the target's
-CLOSED = [
-    row
-    for row in [*ROWS, *(row for row in PUBLISHED if row.mode == "typical")]
-    if row.mode in ("lossless", "ears", "topk", "typical", "ensemble", "thresholds", "lenience", "cactus")
-]
-
-
-def law_after(pair, text: list[int]) -> Law:
-    with torch.no_grad():
-        p, q = (
-            (model(torch.tensor([text])).logits[0, -1].double() / TEMPERATURE).softmax(-1).numpy()
-            for model in (pair.target, pair.draft)
-        )
-    return Law(p, q, np.zeros(0), np.zeros(0), do_sample=True)
-
-
-def expected(row: Row, law: Law) -> np.ndarray:
-    kept = row.acceptance(law, row.config).astype(float)
-    size = len(law.p)
-    return law.q * kept + (law.q * (1 - kept)) @ np.broadcast_to(row.correction(law), (size, size))
-
-
-def chi_square(counts: np.ndarray, law: np.ndarray) -> tuple[float, int]:
-    """Return the statistic and its degrees of freedom; rare tokens count as one."""
-    assert counts[law < 1e-9].sum() == 0, "a token of probability zero came out"
-    often = counts.sum() * law >= 5
-    found, wanted = (np.append(x[often], x[~often].sum()) for x in (counts, counts.sum() * law))
-    found, wanted = (x[wanted > 1e-6] for x in (found, wanted))
-    return float(((found - wanted) ** 2 / wanted).sum()), len(found) - 1
-
-
-@pytest.fixture(scope="module")
-def prompt(pair) -> list[int]:
-    """A text whose next token is nearly certain, and the one after it is not."""
-    best, found = 0.0, []
-    for start in prompts_of(pair, 20):
-        with torch.no_grad():
-            text = pair.target.generate(torch.tensor([start]), do_sample=False, max_new_tokens=40)[0]
-            p = (pair.target(text[None]).logits[0].double() / TEMPERATURE).softmax(-1)
-        sure = p[:-1].gather(1, text[1:, None])[:, 0] > 0.7
-        entropy = torch.where(sure, torch.special.entr(p).sum(-1)[1:], 0.0)
-        if entropy.max() > best:
-            best, found = float(entropy.max()), text[: int(entropy.argmax()) + 1].tolist()
-    return found
 
 
 @pytest.fixture(scope="module")
@@ -73,18 +25,6 @@ def drawn(engine, prompt) -> dict[str, list[list[int]]]:
     ]
     found = texts(engine, [prompt] * len(asked), *asked)
     return {row_id(row): found[i * REQUESTS : (i + 1) * REQUESTS] for i, row in enumerate(CLOSED)}
-
-
-def against(found: list[list[int]], law: Callable[[int], np.ndarray]) -> tuple[float, float]:
-    """Compare second tokens with their law after each first token; return statistic and degrees of freedom."""
-    statistic = degrees = 0.0
-    for first, times in Counter(text[0] for text in found).items():
-        if times >= 50:
-            expected = law(first)
-            counts = np.bincount([text[1] for text in found if text[0] == first], minlength=len(expected))
-            value, freedom = chi_square(counts, expected)
-            statistic, degrees = statistic + value, degrees + freedom
-    return statistic, degrees
 
 
 @pytest.mark.parametrize("row", CLOSED, ids=row_id)

@@ -13,9 +13,8 @@ from vllm.sampling_params import StructuredOutputsParams
 
 from tests.vllm import interpreted
 from tests.vllm.asking import RULES, asking, prompts_of, reference
-from tests.vllm.test_laws import CLOSED, TEMPERATURE, against, expected, law_after, prompt
+from tests.vllm.laws import CLOSED, TEMPERATURE, against, expected, law_after
 
-__all__ = ["prompt"]  # a fixture
 DRAWN = 80
 ENSEMBLE = next(row for row in CLOSED if row.mode == "ensemble")
 
