@@ -80,7 +80,11 @@ Modes = Annotated[
         "`lossy-assist rules` lists the rules, and `lossy-assist rules NAME` a rule's settings.",
     ),
 ]
-Prompt = Annotated[str | None, Parameter(help="The text to continue. With --pair: a test problem by default.")]
+Prompt = Annotated[
+    str | None,
+    must("a text", str.strip),
+    Parameter(help="The text to continue. With --pair: a test problem by default."),
+]
 
 
 @Parameter(name="*", group=MODELS)
@@ -139,6 +143,8 @@ class Models:
             optional = (*optional, "--assistant")
         if self.draft_dtype is not None and (self.assistant == "mtp" or not self.has_draft(lookup)):
             raise LossyValueError(f"`--draft-dtype` {self.draft_dtype} needs a draft model; add `--assistant`")
+        if self.model is not None and self.model == self.assistant:
+            raise LossyValueError(f"`--assistant` has to be another model than `--model`, but both are {self.model!r}")
         missing = [f"`{name}`" for name, value in named.items() if value is None and name not in optional]
         if self.pair is None and missing:
             *others, last = missing

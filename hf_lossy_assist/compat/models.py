@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib import metadata
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -37,6 +38,10 @@ def load_errors(argument: str, source: str) -> Iterator[None]:
         yield
     except (OSError, ValueError, SafetensorError) as error:
         reason = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
+        if source.startswith(("/", ".", "~")) and not Path(source).is_dir():
+            reason = "there is no such folder"
+        elif "backend tokenizer" in reason:  # a list of ways to read one follows
+            reason = "it has no tokenizer; write one there by `tokenizer.save_pretrained(…)`"
         raise LossyValueError(
             f"{argument} has to be a causal language model in a folder or on the Hub, but is {source!r}: {reason}"
         ) from error

@@ -8,7 +8,7 @@ from pathlib import Path
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from .. import tasks
-from ..errors import need
+from ..errors import LossyValueError, brief, need
 from ..heads import Head
 from ..pairs import Pair
 from ..store.folder import this_process
@@ -32,7 +32,7 @@ def evaluate(
     *,
     tokenizer: PreTrainedTokenizerBase,
     task: Task | str,
-    modes: str | Sequence[DecodingMode] = "plain,lossless",
+    modes: str | Sequence[str | DecodingMode] = "plain,lossless",
     heads: Mapping[str, Head] | None = None,
     reference: str | None = None,
     limit: int = 100,
@@ -58,8 +58,8 @@ def evaluate(
     task
         A task, or a name for :func:`hf_lossy_assist.tasks.load`.
     modes
-        ``"plain,stock,RULE[+RULE][@GAMMA][:KEY=VALUE…],…"``, as for ``lossy-assist evaluate --modes``; ``all`` stands
-        for ``lossless`` and every rule that can differ from it here.
+        ``"plain,stock,RULE[+RULE][@GAMMA][:KEY=VALUE…],…"``, as for ``lossy-assist evaluate --modes``, or a list of
+        such; ``all`` stands for ``lossless`` and every rule that can differ from it here.
     heads
         Trained heads by the rule that uses them.
     reference
@@ -114,8 +114,17 @@ def evaluate(
     if prompt_lookup_num_tokens is not None:
         ONE_OR_MORE.check("prompt_lookup_num_tokens", prompt_lookup_num_tokens)
         gamma = gamma if draft is not None else prompt_lookup_num_tokens
-    listed = modes_of(modes, gamma, temperature, top_p, heads or {}) if isinstance(modes, str) else list(modes)
+    listed: list[DecodingMode] = []
+    for mode in [modes] if isinstance(modes, str) else modes:
+        listed += modes_of(mode, gamma, temperature, top_p, heads or {}) if isinstance(mode, str) else [mode]
+    if wrong := [mode for mode in listed if not isinstance(mode, DecodingMode)]:
+        raise LossyValueError(f"`modes` has to be a text or a list of modes, but has {brief(wrong[0])}")
     asked = tasks.load(task) if isinstance(task, str) else task
+    if not isinstance(asked, Task):
+        raise LossyValueError(
+            f"`task` has to be a task or the name of one, but is a {type(asked).__name__}; write own prompts "
+            "into a file, and take `tasks.load('prompts', 'prompts.txt')`"
+        )
     evaluation = Evaluation(
         Pair(target, draft, tokenizer, asked, heads or {}, prompt_lookup_num_tokens or 0), listed,
         reference or reference_of(listed), limit, split, batch_size, max_new_tokens, seed, this_process(),

@@ -13,10 +13,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 
 from ..compat.inputs import ending_tokens
-from ..drafting.vocabulary import kept_tokens
-from ..errors import LossyValueError
+from ..drafting.vocabulary import kept_tokens, vocabulary_sizes
+from ..errors import LossyValueError, warn
 from ..generation.enabling import enabled
 from ..models.prepacked import is_prepacked
 from ..models.quantised import dtype_of
@@ -60,6 +61,16 @@ class Evaluation:
     def __post_init__(self) -> None:
         for name in ("limit", "batch_size", "repeats"):
             ONE_OR_MORE.check(name, getattr(self, name))
+        target, draft, tokenizer = self.pair.target, self.pair.draft, self.pair.tokenizer
+        if draft is target:
+            raise LossyValueError("`draft` has to be another model than the target, which is no faster than itself")
+        if tokenizer is not None and isinstance(draft, PreTrainedModel):
+            own, known = vocabulary_sizes(target, draft)
+            if known < (count := min(own, len(tokenizer.get_vocab()))):
+                warn(
+                    f"`draft` knows {known} of the target's {count} tokens, and never drafts the others: see whether it "
+                    "is the draft of another target"
+                )
         labels = [mode.label for mode in self.modes]
         if len(set(labels)) < len(labels):
             raise LossyValueError(f"`modes` has to name every mode once, but is {labels}")

@@ -38,7 +38,7 @@ BUNDLED = Path(__file__).parent / "arithmetic"
 """The folder of the models of ``"arithmetic"``."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Pair:
     """A target and what drafts for it, with their tokenizer, their heads, and a task for both."""
 
@@ -51,6 +51,11 @@ class Pair:
     lookup: int = 0  # up to so many tokens are looked up first; without a draft, as many as a mode says
     eagle3: Eagle3 | None = None  # a head that drafts for the target, in the draft's place
     dflash: DFlash | None = None  # another one, which drafts a block at once
+
+    def __repr__(self) -> str:
+        kinds = {role: type(model).__name__ for role in ROLES if (model := getattr(self, role)) is not None}
+        shown = {**kinds, "task": self.task and self.task.name, "heads": [*self.heads], "lookup": self.lookup}
+        return f"Pair({', '.join(f'{name}={value}' for name, value in shown.items() if value)})"
 
     @classmethod
     def load(
@@ -163,6 +168,7 @@ def load(
     ('arithmetic', ['judge', 'verifier'])
     """
     task = task_of(name)
+    _check_device(device)
     folder = None if folder is None else Path(folder)
     if folder is None and name == "qwen-coder":
         sources = qwen_coder.folders()
@@ -196,12 +202,22 @@ def load_model(
     argument: str, source: str | Path, dtype: torch.dtype | str | None = None, device: torch.device | str | None = None
 ) -> PreTrainedModel:
     """Load the model that an ``argument`` names; on the device ``"auto"`` it is spread."""
+    _check_device(device)
     spread = device == "auto"
     with load_errors(f"`{argument}`", str(source)):
         model = AutoModelForCausalLM.from_pretrained(
             source, dtype=dtype or "auto", **({"device_map": "auto"} if spread else {})
         )
     return model.eval() if spread else model.to(device or "cpu").eval()
+
+
+def _check_device(device: torch.device | str | None) -> None:
+    """Refuse a device that is not here, before anything is read."""
+    try:
+        torch.empty(0, device=None if device == "auto" else device)
+    except (AssertionError, RuntimeError) as error:
+        here = ["cpu", *(f"cuda:{i}" for i in range(torch.cuda.device_count()))]
+        raise LossyValueError(f"`device` has to be auto or one that is here, {here}, but is {device!r}") from error
 
 
 def _draft(

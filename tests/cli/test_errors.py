@@ -15,7 +15,7 @@ from tests.cli.running import invoke
 
 PAIR = "--pair arithmetic"
 LETTERS = "--task tests.training.parts:Letters"
-NOWHERE = f"{LETTERS} --model /no --assistant /no --out OUT"
+NOWHERE = f"{LETTERS} --model /no --assistant /none --out OUT"
 API = "--target-api http://x/v1#m"
 DRAFT_ONLY = f"{LETTERS} --assistant TINY/draft --out OUT"
 
@@ -40,7 +40,10 @@ ERRORS = {
         (f"{PAIR} --prepack --dtype float16 P", "in bfloat16 or float32"),
         ("--pair aritmetic", 'Did you mean "arithmetic"?'),
         ("--model x", "`--assistant` and `PROMPT` have to be given"),
-        ("--model /no/such --assistant /no/such p", "`--model` has to be .*'/no/such'"),
+        ("--model /no/such --assistant /no/other p", "`--model` has to be .*'/no/such': there is no such folder"),
+        ("--model a/b --assistant a/b p", "`--assistant` has to be another model than `--model`, but both are 'a/b'"),
+        (f"{PAIR} --device gpu P", "`--device` has to be auto or one that is here, .*'cpu'.*, but is 'gpu'"),
+        (f"{PAIR} ' '", "PROMPT. It has to be a text"),
         ("--model x --assistant y --mode judge P", "`--head` has to be given for the rule 'judge'"),
         ("M --chat P", "has no chat template"),
     ],

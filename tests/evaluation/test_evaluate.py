@@ -20,6 +20,7 @@ from hf_lossy_assist.store.folder import Process
 from hf_lossy_assist.tasks import Arithmetic
 from tests.eagle3_heads import layer, random_head
 from tests.small_pair import PROBLEMS, changed
+from tests.tiny_models import resized
 
 MODES = "plain,stock,lossless,topk:k=3"
 
@@ -163,7 +164,7 @@ def test_the_folder_holds_answers_summary_and_plot(pair, whole, tmp_path):
         with pytest.raises(LossyValueError, match="hold data of the same settings"):
             hf_lossy_assist.evaluate(pair.target, pair.draft, **{"modes": MODES, **options, **change})
     with pytest.raises(LossyValueError, match="of `target` was"):
-        hf_lossy_assist.evaluate(pair.draft, pair.draft, modes=MODES, **options)
+        hf_lossy_assist.evaluate(pair.draft, pair.target, modes=MODES, **options)
 
 
 def test_answers_that_were_scored_otherwise_are_not_gone_on_with(pair, tmp_path):
@@ -296,3 +297,29 @@ def test_an_eagle3_head_drafts_and_the_plan_knows_it(pair, tmp_path):
     assert found.modes["lossless"].n == 1
     with pytest.raises(LossyValueError, match="draft"):
         hf_lossy_assist.evaluate(pair.target, other, modes="plain,lossless", **shared)
+
+
+def test_modes_may_be_a_list_of_texts(pair):
+    options = {"tokenizer": pair.tokenizer, "task": pair.task, "limit": 1, "max_new_tokens": 3}
+    listed = ["plain", "topk@3:k=2", DecodingMode("own", "lossless", gamma=2)]
+    assert [*hf_lossy_assist.evaluate(pair.target, pair.draft, modes=listed, **options).modes] == [
+        "plain", "topk@3:k=2", "own"
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("given", "said"), [
+    ({"modes": [3]}, "`modes` has to be a text or a list of modes, but has 3"),
+    ({"task": ["Hi"]}, r"`task` has to be a task or the name of one, but is a list; .*prompts\.txt"),
+    ({"draft": "target"}, "`draft` has to be another model than the target"),
+])  # fmt: skip
+def test_what_is_no_mode_task_or_draft_is_named(pair, given, said):
+    options = {"tokenizer": pair.tokenizer, "task": pair.task, "modes": "plain", "draft": pair.draft, **given}
+    options["draft"] = pair.target if options["draft"] == "target" else options["draft"]
+    with pytest.raises(LossyValueError, match=said):
+        hf_lossy_assist.evaluate(pair.target, **options)
+
+
+def test_a_draft_that_lacks_tokens_is_said(pair):
+    small = resized(pair.draft, 60)
+    with pytest.warns(UserWarning, match="`draft` knows 60 of the target's [0-9]+ tokens"):
+        Evaluation(replace(pair, draft=small), parse_modes("plain"), "plain", 1)

@@ -93,3 +93,15 @@ def test_a_pair_names_its_models_and_reads_prompts_as_its_task_or_a_chat_does(ti
     asked = alone.tokenizer("Question: How many?", add_special_tokens=False)["input_ids"]
     assert alone.encode("How many?") == asked
     assert alone.encode("How many?", turn=False) == plain
+
+
+@pytest.mark.parametrize("device", ["cuda:77", "gpu"])
+def test_a_device_that_is_not_here_is_named_before_anything_is_read(device):
+    for load in (pairs.load, pairs.Pair.load):
+        with pytest.raises(LossyValueError, match=f"`device` has to be auto or one that is here, .*'cpu'.* '{device}'"):
+            load("qwen-coder", device=device)
+
+
+def test_a_pair_is_shown_in_a_line():
+    shown = "Pair(target=LlamaForCausalLM, draft=LlamaForCausalLM, task=arithmetic, heads=['judge', 'verifier'])"
+    assert repr(pairs.load("arithmetic")) == shown

@@ -37,6 +37,9 @@ class Words:
     def __call__(self, text: str, **kwargs):
         return {"input_ids": [int(word) for word in text.split()]}
 
+    def get_vocab(self):
+        return {f"{i}": i for i in range(TARGET.config.vocab_size)}
+
     def batch_decode(self, rows, **kwargs):
         return [" ".join(map(str, row.tolist())) for row in rows]
 
