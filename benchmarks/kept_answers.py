@@ -16,7 +16,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from . import application, pages
+from . import application, pages, tables
 
 _TIMED = ("repeats", "ids", "joules", "stages")
 """What answers have beside the columns that are kept."""
@@ -49,10 +49,10 @@ def main(folder: Path, name: str, *, question: str, machine: str) -> None:
     }  # fmt: skip
     own = [mode_row(name, label, config, plan) for label, config in plan["modes"].items()]
     for table, new in (("studies", [about]), ("modes", own)):
-        others = [x for x in pages.rows(table) if x["configuration"] != name]
+        others = [x for x in tables.rows(table) if x["configuration"] != name]
         write(table, sorted([*others, *new], key=lambda x: x["configuration"]))
-    pages.rows.cache_clear()
-    card = pages.DATA / "README.md"
+    tables.rows.cache_clear()
+    card = tables.DATA / "README.md"
     card.write_text(pages.card(card.read_text(encoding="utf-8")), encoding="utf-8")
 
 
@@ -87,7 +87,7 @@ def without_folder(word: str) -> str:
 
 def commit() -> str:
     """Return the checkout's commit."""
-    command = ["git", "-C", str(pages.ROOT), "rev-parse", "--short", "HEAD"]
+    command = ["git", "-C", str(tables.ROOT), "rev-parse", "--short", "HEAD"]
     return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
 
 
@@ -96,7 +96,7 @@ def write(name: str, rows: Iterable[Mapping[str, Any]]) -> None:
     rows = list(rows)
     columns = {key: [row.get(key) for row in rows] for key in dict.fromkeys(key for row in rows for key in row)}
     table = pa.table({key: values for key, values in columns.items() if any(x is not None for x in values)})
-    pq.write_table(table, pages.DATA / "data" / f"{name}.parquet", compression="zstd")
+    pq.write_table(table, tables.DATA / "data" / f"{name}.parquet", compression="zstd")
 
 
 app = application(main=main)

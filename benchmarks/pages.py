@@ -9,109 +9,25 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import partial
 from itertools import accumulate
 from pathlib import Path
 from statistics import fmean
-from typing import Any
 
 import numpy as np
-import pyarrow.parquet as pq
-from scipy.stats import binomtest, t
+from scipy.stats import binomtest
 from sklearn.metrics import roc_auc_score
 
 from docs.generator.tables import with_part
 from hf_lossy_assist import LossyValueError
-from hf_lossy_assist.theory import expected_tokens_per_round
 
-from . import application
+from . import application, headroom
+from .tables import DATA, ROOT, Interval, Row, holm, interval, markdown, p_of, points, ratio, rows, signed, times
 
-ROOT = Path(__file__).parents[1]
-DATA = ROOT / "hub_cards" / "lossy-assist-results"
-Interval = tuple[float, float, float]
-"""An estimate, and the ends of its interval."""
-Row = Mapping[str, Any]
 _NAMES = {"draft": "draft alone", "plain": "target alone", "everything": "everything kept"}
 _STOCK = "transformers' assisted generation"
-
-
-@cache
-def rows(configuration: str) -> tuple[Row, ...]:
-    """Return the rows of a configuration of the data set."""
-    return tuple(pq.read_table(DATA / "data" / f"{configuration}.parquet").to_pylist())
-
-
-def interval(values: np.ndarray, of: Callable[[np.ndarray], np.ndarray], log: bool = False) -> Interval:
-    """Return a smooth function of the sums of ``values`` ``(n, k)`` over problems, and the ends of its interval.
-
-    The interval is Student's t with the jackknife's error. A positive quantity has it around its logarithm.
-
-    Examples
-    --------
-    >>> [round(float(x), 3) for x in interval(np.array([[1.0, 1.0], [2.0, 1.0], [3.0, 1.0]]), ratio)]
-    [2.0, -0.484, 4.484]
-    """
-    f = (lambda sums: np.log(of(sums))) if log else of
-    n, total = len(values), values.sum(0)
-    estimate = float(f(total[None])[0])
-    error = math.sqrt((n - 1) * np.var(f(total - values))) if n > 1 else 0.0
-    ends = estimate + error * np.array([0.0, *t.ppf([0.025, 0.975], max(1, n - 1))])
-    return tuple(float(x) for x in (np.exp(ends) if log else ends))
-
-
-def ratio(sums: np.ndarray) -> np.ndarray:
-    return sums[:, 0] / sums[:, 1]
-
-
-def paired(own: Sequence[float], reference: Sequence[float]) -> Interval:
-    """Return the mean difference of scores, with the paired t-test's interval.
-
-    Answers that are right or wrong have the adjusted interval of Bonett and Price (2012).
-
-    Examples
-    --------
-    >>> [round(x, 2) for x in paired([1, 1, 0, 1], [1, 0, 0, 1])]
-    [0.25, -0.62, 0.96]
-    >>> [round(x, 3) for x in paired([0.9, 0.8, 0.7], [0.8, 0.75, 0.7])]
-    [0.05, -0.074, 0.174]
-    """
-    apart = [a - b for a, b in zip(own, reference, strict=True)]
-    unseen = (1.0, -1.0) if {*own, *reference} <= {0, 0.5, 1} else ()
-    _, low, high = interval(np.array([(x, 1.0) for x in (*unseen, *apart)]), ratio)
-    return fmean(apart), max(-1.0, low), min(1.0, high)
-
-
-def points(own: Sequence[float], reference: Sequence[float]) -> Interval:
-    return tuple(100 * x for x in paired(own, reference))
-
-
-def holm(ps: Sequence[float]) -> list[float]:
-    """Return p values that allow for all comparisons made, by Holm's method.
-
-    Examples
-    --------
-    >>> holm([0.03, 0.01, 0.5])
-    [0.06, 0.03, 0.5]
-    """
-    order = np.argsort(ps)
-    steps = np.maximum.accumulate([(len(ps) - i) * ps[one] for i, one in enumerate(order)])
-    return np.minimum(1.0, steps[np.argsort(order)]).tolist()
-
-
-def signed(value: Interval, digits: int = 1) -> str:
-    return "{:+.{d}f} ({:+.{d}f} … {:+.{d}f})".format(*value, d=digits)
-
-
-def times(value: Interval | None, digits: int = 2) -> str:
-    return "" if value is None else "{:.{d}f} ({:.{d}f} … {:.{d}f})".format(*value, d=digits)
-
-
-def markdown(heads: Sequence[str], lines: Iterable[Sequence[object]]) -> str:
-    """Return a table."""
-    return "\n".join(f"| {' | '.join(map(str, cells))} |".replace("| --- ", "|---").replace("--- |", "---|")
-                     for cells in (heads, ["---"] * len(heads), *lines))  # fmt: skip
 
 
 def said(mode: str) -> str:
@@ -318,56 +234,6 @@ def draw_rules(path: Path) -> None:
     )
     axes.legend(fontsize="small", loc="lower right")
     figure.savefig(path, dpi=100)
-
-
-def p_of(value: Interval, n: int) -> float:
-    """Return the two-sided p that a ratio of ``n`` problems, with its interval, is 1."""
-    estimate, low, high = map(math.log, value)
-    return 2 * float(t.sf(abs(estimate) / ((high - low) / (2 * t.ppf(0.975, n - 1))), n - 1))
-
-
-_ALPHAS = np.linspace(0.0, 1.0, 10_001)
-
-
-def share(answers: Answers, rule: str, gamma: int = 5) -> Interval:
-    """Return the share f of what ``lossless`` refuses that a rule keeps.
-
-    A round of γ tokens gives (1 − α^(γ+1)) / (1 − α) of them, with α₀ of ``lossless`` and α = α₀ + f (1 − α₀).
-    """
-    expected = np.asarray(expected_tokens_per_round(_ALPHAS, gamma), dtype=float)
-
-    def of(sums: np.ndarray) -> np.ndarray:
-        alpha, before = (np.interp(sums[:, i] / sums[:, i + 1], expected, _ALPHAS) for i in (0, 2))
-        return (alpha - before) / (1 - before)
-
-    return interval(answers.of_both(rule, answers.reference, ("tokens", "rounds")), of)
-
-
-_CPU = {1: 117, 6: 112, 9: 146, 17: 203}  # ms of the target's forward over so many tokens, by `forwards`
-_ROUNDS: Mapping[str, Callable[[int], float]] = {  # what a round with γ drafted tokens costs
-    "a CPU, c = 0.26": lambda g: 31 * g + float(np.interp(g + 1, [*_CPU], [*_CPU.values()])),
-    "c = 0.2": lambda g: 0.2 * g + 1,
-    "a target on disk, c = 0.03": lambda g: 0.03 * g + 1,
-}
-
-
-def where_rules_pay() -> str:
-    """Return the f that a rule needs to be 1.25 × as fast as ``lossless``, and the f of two rules."""
-    lines = []
-    for (name, configuration), alpha in zip(
-        {"HumanEval": "humaneval", "GSM8K": "gsm8k", "chat": "chat"}.items(), (0.972, 0.922, 0.79), strict=True
-    ):
-        answers, needed = Answers.of(configuration), []
-        for cost in _ROUNDS.values():
-
-            def best(a: float, cost: Callable[[int], float] = cost) -> float:
-                return max(expected_tokens_per_round(a, g) / cost(g) for g in range(1, 17))
-
-            enough = (f for f in np.arange(0, 1.005, 0.01) if best(alpha + f * (1 - alpha)) >= 1.25 * best(alpha))
-            found = next(enough, None)
-            needed.append("none" if found is None else f"{found:.2f}")
-        lines.append((name, *needed, *(times(share(answers, rule)) for rule in ("min_p", "typical"))))
-    return markdown(("texts", *(f"needed: {x}" for x in _ROUNDS), "f of `min_p`", "f of `typical`"), lines)
 
 
 def scores(configuration: str, drawn: bool | None = None) -> dict[str, list[Row]]:
@@ -726,7 +592,7 @@ TABLES: Mapping[str, tuple[str, Callable[[], str]]] = {
     "docs/results/price.md": ("price", price),
     "docs/results/limits.md": ("refusals", refusals),
     "docs/results/cpu.md": ("alone", alone),
-    "docs/results/where-rules-pay.md": ("where rules pay", where_rules_pay),
+    "docs/results/where-rules-pay.md": ("where rules pay", headroom.table),
     "docs/results/vllm.md": ("engines", engines),
     "docs/results/cheap-drafts.md": ("cheap drafts", cheap_drafts),
     "docs/results/trees.md": ("trees", trees),
@@ -735,7 +601,7 @@ TABLES: Mapping[str, tuple[str, Callable[[], str]]] = {
     "docs/results/sprinter.md": ("sprinter", sprinter),
 }
 """The table of each page, after the name of its markers."""
-PICTURES = {"which-rule": draw_rules, "price": draw_price}
+PICTURES = {"which-rule": draw_rules, "price": draw_price, "where-rules-pay": headroom.draw}
 """What is drawn on a page in place of its table."""
 
 

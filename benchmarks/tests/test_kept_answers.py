@@ -8,15 +8,15 @@ import shutil
 import datasets
 
 import hf_lossy_assist
-from benchmarks import kept_answers, pages
+from benchmarks import kept_answers, pages, tables
 from benchmarks.tests.running import run
 from hf_lossy_assist import pairs
 
 
 def test_a_folder_of_answers_becomes_a_configuration(tmp_path, monkeypatch):
     pair, data = pairs.load("arithmetic"), tmp_path / "data-set"
-    shutil.copytree(pages.DATA, data)
-    monkeypatch.setattr(pages, "DATA", data)
+    shutil.copytree(tables.DATA, data)
+    monkeypatch.setattr(tables, "DATA", data)
     result = hf_lossy_assist.evaluate(
         pair.target, pair.draft, tokenizer=pair.tokenizer, task=pair.task, modes="plain,lossless,topk", limit=3,
         max_new_tokens=24, out=tmp_path / "own", batch_size=3,
@@ -30,10 +30,10 @@ def test_a_folder_of_answers_becomes_a_configuration(tmp_path, monkeypatch):
         answer.tokens for answer in sorted(result.answers, key=lambda x: kept["mode"].index(x.mode))
     ]
     assert all(text.startswith("crc32:") for text in kept["text"])
-    (study,) = (x for x in pages.rows("studies") if x["configuration"] == "mine")
+    (study,) = (x for x in tables.rows("studies") if x["configuration"] == "mine")
     assert (study["question"], study["machine"], study["n"]) == ("What is it?", "a CPU", 3)
     assert str(tmp_path) not in json.dumps(study)
     assert "### mine\n\nWhat is it? 3 problems" in (data / "README.md").read_text(encoding="utf-8")
     table = pages.quality("mine")
     assert f"| `topk` | 3 | {100 * result.modes['topk'].score:.1f} |" in table
-    pages.rows.cache_clear()
+    tables.rows.cache_clear()

@@ -1,0 +1,203 @@
+"""What a rule can save at each cost of a drafted token: rounds replayed from texts whose mismatches are labelled.
+
+Texts are those that labelling ended with: a mismatch that does not matter has the draft's token there, any other one
+the target's. A rule ends a draft at each mismatch that it refuses, and ``lossless`` at all of them. So drafts of any
+length are counted without a forward pass, as if a rule's answers were no longer than those of ``lossless``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache, cached_property
+from pathlib import Path
+
+import numpy as np
+
+from .tables import Interval, Row, interval, markdown, ratio, rows, times
+
+TEXTS = {
+    "GSM8K": ("no-shots", ("gsm8k", "gsm8k, an int8 writer"), "gsm8k"),
+    "programs": ("code", ("functions",), "humaneval"),
+}
+"""By title: what the texts' orders and labels are called, and whole answers, for programs to other problems."""
+COSTS = (0.2, 0.1, 0.05)
+LENGTHS = np.arange(1, 33)
+"""The lengths γ of drafts."""
+WRITTEN = 5
+"""γ of the whole answers."""
+RULES = {  # by name: the order by which it keeps mismatches; the least value, or the share that it keeps; its answers
+    "judge, f = 0.45": ("order: judge", None, 0.45, "judge:threshold=0.263591"),
+    "judge, f = 0.7": ("order: judge", None, 0.7, None),
+    "fsd, no digits or operators, f = 0.7": ("order: fsd; no digits or operators", None, 0.7, None),
+    "`min_p`": ("order: min_p, near_top, lenience, regret", 0.5, None, "min_p"),
+    "`typical`": ("order: typical", 1.0, None, "typical"),
+}
+LOSSLESS, KNOWING, BLIND, ALL = "`lossless`", "one that knows the labels", "a blind choice, f = 0.7", "`everything`"
+
+
+def rounds(length: int, stops: Sequence[int], gamma: int) -> int:
+    """Return the rounds of a text with drafts of γ tokens, where those at ``stops``, in order, are refused.
+
+    Examples
+    --------
+    >>> rounds(12, [2], 5)  # two tokens and a correction, five and the bonus, three
+    3
+    """
+    at = count = 0
+    for stop in (*stops, length):
+        while at <= stop and at < length:
+            at, count = min(at + gamma, stop) + 1, count + 1
+    return count
+
+
+@dataclass(frozen=True, eq=False)
+class Text:
+    """An answer and its mismatches, in order."""
+
+    length: int
+    solved: bool  # whether the target's own answer is right
+    mismatches: tuple[Row, ...]  # a label each: `index` in the text, and whether it is `important`
+    orders: tuple[Row, ...]  # of the same mismatches: how early each rule keeps them
+
+
+@cache
+def texts(title: str) -> tuple[Text, ...]:
+    """Return the texts whose mismatches are all labelled."""
+    own, names, _ = TEXTS[title]
+    orders = iter([x for x in rows("price") if x["texts"] == own])
+    found = []
+    for x in rows("labels"):
+        labelled = tuple(m for m in x["mismatches"] if m["weight"])
+        if x["texts"] in names and len(labelled) == len(x["mismatches"]):
+            found.append(Text(len(x["last_response"]), x["solved"], labelled, tuple(next(orders) for _ in labelled)))
+    return tuple(found)
+
+
+@dataclass(frozen=True, eq=False)
+class Replay:
+    """What a rule keeps of texts, and the rounds that this leaves."""
+
+    texts: tuple[Text, ...]
+    kept: np.ndarray  # (D, M) the mismatches of all texts that are kept, in D draws of a rule that chooses by chance
+
+    @classmethod
+    def of(cls, title: str, rule: str) -> Replay:
+        every = [row for text in texts(title) for row in zip(text.mismatches, text.orders, strict=True)]
+        if rule in RULES:
+            order, least, share, _ = RULES[rule]
+            values = np.array([row[order] for _, row in every], dtype=float)
+            kept = values >= (np.quantile(values, 1 - share) if least is None else least)
+        elif rule == BLIND:
+            kept = np.random.default_rng(0).random((20, len(every))) < 0.7
+        elif rule == KNOWING:
+            kept = np.array([not label["important"] for label, _ in every])
+        else:
+            kept = np.full(len(every), rule == ALL)
+        return cls(texts(title), np.atleast_2d(kept))
+
+    @cached_property
+    def rounds(self) -> np.ndarray:
+        """``(N, Γ)`` the rounds of each text with each length of drafts."""
+        total = np.zeros((len(self.texts), len(LENGTHS)))
+        for draw in self.kept:
+            own = iter(draw.tolist())
+            for text, counts in zip(self.texts, total, strict=True):
+                stops = [x["index"] for x in text.mismatches if not next(own)]
+                counts += [rounds(text.length, stops, gamma) for gamma in LENGTHS]
+        return total / len(self.kept)
+
+    def best(self, cost: float) -> np.ndarray:
+        """Return the time of each text with the γ that is best for all, in calls of the target."""
+        spent = self.rounds * (1 + cost * LENGTHS)
+        return spent[:, spent.sum(0).argmin()]
+
+    def beside(self, other: Replay, cost: float) -> Interval:
+        """Return the time of an answer beside another rule's, where a drafted token costs so much."""
+        return interval(np.stack([self.best(cost), other.best(cost)], axis=1), ratio, log=True)
+
+    @property
+    def calls(self) -> float:
+        """The tokens of a call with drafts as long as those of the whole answers."""
+        return sum(text.length for text in self.texts) / float(self.rounds[:, WRITTEN - 1].sum())
+
+    @property
+    def f(self) -> float:
+        return float(self.kept.mean())
+
+    @property
+    def matter(self) -> float:
+        """The share of the kept mismatches that matter."""
+        important = np.array([x["important"] for text in self.texts for x in text.mismatches])
+        return float((self.kept & important).sum() / self.kept.sum())
+
+    @property
+    def touched(self) -> float:
+        """The share of the right answers with a kept mismatch that matters."""
+        important = self.kept & [x["important"] for text in self.texts for x in text.mismatches]
+        ends = np.cumsum([len(text.mismatches) for text in self.texts])
+        per_text = [part.any(1) for part in np.split(important, ends[:-1], axis=1)]
+        return float(np.mean([x for x, text in zip(per_text, self.texts, strict=True) if text.solved]))
+
+
+def written(title: str, rule: str) -> dict[int, Row]:
+    """Return the whole answers that a rule wrote, by problem; none where it wrote none."""
+    mode = RULES[rule][3] if rule in RULES else rule.strip("`")
+    return {x["id"]: x for x in rows(TEXTS[title][2]) if x["mode"] == mode}
+
+
+def of_right(title: str, rule: str, cost: float) -> Interval | None:
+    """Return the time of a right answer beside ``lossless``: that of whole answers, times what better drafts bring.
+
+    The errors of both are independent, on the scale of logarithms.
+    """
+    own, base = written(title, rule), written(title, LOSSLESS)
+    if not own:
+        return None
+    both = [[x[k] for x in (own[i], base[i]) for k in ("rounds", "score")] for i in own]
+    price = interval(np.array(both, dtype=float), lambda s: s[:, 0] * s[:, 3] / (s[:, 1] * s[:, 2]), log=True)
+    replays = Replay.of(title, rule), Replay.of(title, LOSSLESS)
+    time = replays[0].beside(replays[1], cost)
+    middle = price[0] * time[0] * replays[0].calls / replays[1].calls
+    spread = math.hypot(math.log(price[2] / price[0]), math.log(time[2] / time[0]))
+    return middle, middle * math.exp(-spread), middle * math.exp(spread)
+
+
+def table() -> str:
+    """Return what each rule keeps, how much of it matters, and the time of an answer beside ``lossless``."""
+    lines = []
+    for title in TEXTS:
+        base = Replay.of(title, LOSSLESS)
+        for rule in (LOSSLESS, KNOWING, *RULES, BLIND, ALL):
+            own, answers = Replay.of(title, rule), written(title, rule).values()
+            seen = [f"{sum(x['tokens'] for x in answers) / sum(x['rounds'] for x in answers):.2f}"] if answers else []
+            calls = ", ".join([f"{own.calls:.2f}", *seen])
+            if rule == LOSSLESS:
+                lines.append((f"{title}, {len(own.texts)}", rule, "", "", calls, *["1"] * (len(COSTS) + 1)))
+                continue
+            shares = f"{own.f:.2f}", f"{100 * own.matter:.0f}, {100 * own.touched:.0f}"
+            multiples = [*(own.beside(base, cost) for cost in COSTS), of_right(title, rule, COSTS[-1])]
+            lines.append(("", rule, *shares, calls, *map(times, multiples)))
+    heads = ("texts", "rule", "f", "matter, touched, %", "tokens a call", *(f"c = {x}" for x in COSTS))
+    return markdown((*heads, f"right answer, c = {COSTS[-1]}"), lines)
+
+
+def draw(path: Path) -> None:
+    """Draw the time of an answer beside ``lossless`` over the cost of a drafted token."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(10, 4.5), layout="constrained")
+    costs = np.geomspace(0.005, 0.5, 40)
+    for axes, title in zip(figure.subplots(1, len(TEXTS), sharey=True), TEXTS, strict=True):
+        base = Replay.of(title, LOSSLESS)
+        for rule in (KNOWING, *RULES, BLIND, ALL):
+            values = np.array([Replay.of(title, rule).beside(base, cost) for cost in costs])
+            (line,) = axes.plot(costs, values[:, 0], label=rule.strip("`"))
+            if rule == KNOWING:
+                axes.fill_between(costs, *values[:, 1:].T, color=line.get_color(), alpha=0.15)
+        axes.axhline(1, color="0.8", linewidth=1)
+        axes.set(title=title, xscale="log", xlabel="a drafted token's share of a call of the target")
+    axes.figure.axes[0].set_ylabel("time of an answer / that of lossless")
+    axes.legend(fontsize="small")
+    figure.savefig(path, dpi=100)
