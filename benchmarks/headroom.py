@@ -22,19 +22,17 @@ TEXTS = {
     "programs": ("code", ("functions",), "humaneval"),
 }
 """By title: what the texts' orders and labels are called, and whole answers, for programs to other problems."""
-COSTS = (0.2, 0.1, 0.05)
+COSTS = (0.1, 0.05)
 LENGTHS = np.arange(1, 33)
 """The lengths γ of drafts."""
 WRITTEN = 5
 """γ of the whole answers."""
 RULES = {  # by name: the order by which it keeps mismatches; the least value, or the share that it keeps; its answers
-    "judge, f = 0.45": ("order: judge", None, 0.45, "judge:threshold=0.263591"),
-    "judge, f = 0.7": ("order: judge", None, 0.7, None),
-    "fsd, no digits or operators, f = 0.7": ("order: fsd; no digits or operators", None, 0.7, None),
+    "judge": ("order: judge", None, 0.45, "judge:threshold=0.263591"),
     "`min_p`": ("order: min_p, near_top, lenience, regret", 0.5, None, "min_p"),
     "`typical`": ("order: typical", 1.0, None, "typical"),
 }
-LOSSLESS, KNOWING, BLIND, ALL = "`lossless`", "one that knows the labels", "a blind choice, f = 0.7", "`everything`"
+LOSSLESS, KNOWING, ALL = "`lossless`", "an oracle", "`everything`"
 
 
 def rounds(length: int, stops: Sequence[int], gamma: int) -> int:
@@ -80,7 +78,7 @@ class Replay:
     """What a rule keeps of texts, and the rounds that this leaves."""
 
     texts: tuple[Text, ...]
-    kept: np.ndarray  # (D, M) the mismatches of all texts that are kept, in D draws of a rule that chooses by chance
+    kept: np.ndarray  # (M,) whether the mismatches of all texts are
 
     @classmethod
     def of(cls, title: str, rule: str) -> Replay:
@@ -89,24 +87,20 @@ class Replay:
             order, least, share, _ = RULES[rule]
             values = np.array([row[order] for _, row in every], dtype=float)
             kept = values >= (np.quantile(values, 1 - share) if least is None else least)
-        elif rule == BLIND:
-            kept = np.random.default_rng(0).random((20, len(every))) < 0.7
         elif rule == KNOWING:
             kept = np.array([not label["important"] for label, _ in every])
         else:
             kept = np.full(len(every), rule == ALL)
-        return cls(texts(title), np.atleast_2d(kept))
+        return cls(texts(title), kept)
 
     @cached_property
     def rounds(self) -> np.ndarray:
         """``(N, Γ)`` the rounds of each text with each length of drafts."""
-        total = np.zeros((len(self.texts), len(LENGTHS)))
-        for draw in self.kept:
-            own = iter(draw.tolist())
-            for text, counts in zip(self.texts, total, strict=True):
-                stops = [x["index"] for x in text.mismatches if not next(own)]
-                counts += [rounds(text.length, stops, gamma) for gamma in LENGTHS]
-        return total / len(self.kept)
+        kept, counts = iter(self.kept.tolist()), []
+        for text in self.texts:
+            stops = [x["index"] for x in text.mismatches if not next(kept)]
+            counts.append([rounds(text.length, stops, gamma) for gamma in LENGTHS])
+        return np.array(counts)
 
     def best(self, cost: float) -> np.ndarray:
         """Return the time of each text with the γ that is best for all, in calls of the target."""
@@ -131,14 +125,6 @@ class Replay:
         """The share of the kept mismatches that matter."""
         important = np.array([x["important"] for text in self.texts for x in text.mismatches])
         return float((self.kept & important).sum() / self.kept.sum())
-
-    @property
-    def touched(self) -> float:
-        """The share of the right answers with a kept mismatch that matters."""
-        important = self.kept & [x["important"] for text in self.texts for x in text.mismatches]
-        ends = np.cumsum([len(text.mismatches) for text in self.texts])
-        per_text = [part.any(1) for part in np.split(important, ends[:-1], axis=1)]
-        return float(np.mean([x for x, text in zip(per_text, self.texts, strict=True) if text.solved]))
 
 
 def written(title: str, rule: str) -> dict[int, Row]:
@@ -169,17 +155,16 @@ def table() -> str:
     lines = []
     for title in TEXTS:
         base = Replay.of(title, LOSSLESS)
-        for rule in (LOSSLESS, KNOWING, *RULES, BLIND, ALL):
+        for rule in (LOSSLESS, KNOWING, *RULES):
             own, answers = Replay.of(title, rule), written(title, rule).values()
             seen = [f"{sum(x['tokens'] for x in answers) / sum(x['rounds'] for x in answers):.2f}"] if answers else []
             calls = ", ".join([f"{own.calls:.2f}", *seen])
             if rule == LOSSLESS:
                 lines.append((f"{title}, {len(own.texts)}", rule, "", "", calls, *["1"] * (len(COSTS) + 1)))
                 continue
-            shares = f"{own.f:.2f}", f"{100 * own.matter:.0f}, {100 * own.touched:.0f}"
             multiples = [*(own.beside(base, cost) for cost in COSTS), of_right(title, rule, COSTS[-1])]
-            lines.append(("", rule, *shares, calls, *map(times, multiples)))
-    heads = ("texts", "rule", "f", "matter, touched, %", "tokens a call", *(f"c = {x}" for x in COSTS))
+            lines.append(("", rule, f"{own.f:.2f}", f"{100 * own.matter:.0f}", calls, *map(times, multiples)))
+    heads = ("texts", "rule", "f", "matter, %", "tokens a call", *(f"answer, c = {x}" for x in COSTS))
     return markdown((*heads, f"right answer, c = {COSTS[-1]}"), lines)
 
 
@@ -191,11 +176,11 @@ def draw(path: Path) -> None:
     costs = np.geomspace(0.005, 0.5, 40)
     for axes, title in zip(figure.subplots(1, len(TEXTS), sharey=True), TEXTS, strict=True):
         base = Replay.of(title, LOSSLESS)
-        for rule in (KNOWING, *RULES, BLIND, ALL):
-            values = np.array([Replay.of(title, rule).beside(base, cost) for cost in costs])
+        for rule in (KNOWING, *RULES, ALL):
+            own = Replay.of(title, rule)
+            values = np.array([own.beside(base, cost) for cost in costs])
             (line,) = axes.plot(costs, values[:, 0], label=rule.strip("`"))
-            if rule == KNOWING:
-                axes.fill_between(costs, *values[:, 1:].T, color=line.get_color(), alpha=0.15)
+            axes.fill_between(costs, *values[:, 1:].T, color=line.get_color(), alpha=0.15)
         axes.axhline(1, color="0.8", linewidth=1)
         axes.set(title=title, xscale="log", xlabel="a drafted token's share of a call of the target")
     axes.figure.axes[0].set_ylabel("time of an answer / that of lossless")

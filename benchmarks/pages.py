@@ -18,7 +18,6 @@ from statistics import fmean
 
 import numpy as np
 from scipy.stats import binomtest
-from sklearn.metrics import roc_auc_score
 
 from docs.generator.tables import with_part
 from hf_lossy_assist import LossyValueError
@@ -420,11 +419,11 @@ class Curves:
         _, self.owner = np.unique(prompts, return_inverse=True)
         names = [x for x in rows[0] if x.startswith("order: ")]
         self.order = {x.removeprefix("order: "): np.array([row[x] for row in rows], dtype=float) for x in names}
-        self.decisions = {
-            "`dropmatch`": np.array([x["dropmatch"] for x in rows], dtype=float),
-            "regret with its budget": spending(self.order[RATIO], self.owner, self.weights),
-        }
-        if rows[0]["followed"] is not None:
+        self.decisions: dict[str, np.ndarray] = {}
+        if "dropmatch" in rows[0]:
+            self.decisions["`dropmatch`"] = np.array([x["dropmatch"] for x in rows], dtype=float)
+            self.decisions["regret with its budget"] = spending(self.order[RATIO], self.owner, self.weights)
+        if rows[0].get("followed") is not None:
             full = np.array([x["followed"] >= 5 for x in rows])
             sure = self.order["fly, its entropy alone"][:, None] >= np.linspace(1, 0, 60)
             self.decisions["fly with its window"] = (sure & full[:, None]).astype(float)
@@ -439,21 +438,23 @@ class Curves:
 
     def curve(self, rule: str) -> tuple[np.ndarray, np.ndarray]:
         """Return ``(D, P)`` the mismatches kept, and the important ones, as shares of all, as the knob opens."""
-        parts = self.draws, self.draws * self.important
         if rule in self.decisions:
-            own = self.decisions[rule]
+            parts, own = (self.draws, self.draws * self.important), self.decisions[rule]
             kept = own[:, np.argsort(own.mean(0), kind="stable")]
             return tuple(part @ kept for part in parts)
         own = self.order[rule]
-        order = np.argsort(-own, kind="stable")
+        known = self.draws * np.isfinite(own)
+        parts, order = (known, known * self.important), np.argsort(-own, kind="stable")
         ends = np.flatnonzero(np.append(own[order][1:] != own[order][:-1], True))  # a knob keeps ties together
         return tuple(part[:, order].cumsum(1)[:, ends] for part in parts)
 
     def area(self, rule: str) -> Interval:
         """Return the AUC, with an interval by resampling prompts."""
-        weights = [x for x in self.samples(500) * self.weights if 0 < x @ self.important < x.sum()]
-        areas = [roc_auc_score(self.important, -self.order[rule], sample_weight=x) for x in weights]
-        return areas[0], *np.quantile(areas[1:], (0.025, 0.975))
+        kept, important = (np.pad(x, ((0, 0), (1, 0))) for x in self.curve(rule))
+        harmless = kept - important
+        with np.errstate(invalid="ignore"):  # a sample may have none that matters
+            areas = np.trapezoid(harmless / harmless[:, -1:], important / important[:, -1:], axis=1)
+        return areas[0], *np.nanquantile(areas[1:], (0.025, 0.975))
 
     def table(self, shown: Sequence[str] | None = None) -> str:
         """Return each rule's AUC, and which share of the mismatches that it keeps matters, beside a blind choice."""
@@ -505,6 +506,14 @@ def spending(order: np.ndarray, prompts: np.ndarray, weights: np.ndarray) -> np.
 
 def price() -> str:
     return Curves([x for x in rows("price") if x["texts"] == "two-shots"]).table(SHOWN)
+
+
+def gate() -> str:
+    """Return which scores tell, of whole answers, whether their mismatches matter."""
+    kinds = {"no-shots": "GSM8K", "two-shots": "GSM8K, two examples", "code": "programs"}
+    curves = [Curves([x for x in rows("gate") if x["texts"] == kind]) for kind in kinds]
+    lines = [(rule, *(times(x.area(rule), 3) for x in curves)) for rule in curves[0].order]
+    return markdown(("what it is known from", *kinds.values()), lines)
 
 
 def draw_price(path: Path) -> None:
@@ -587,6 +596,7 @@ TABLES: Mapping[str, tuple[str, Callable[[], str]]] = {
     "docs/results/which-rule.md": ("first page", first_page),
     "docs/results/chat.md": ("chat", lambda: quality("chat")),
     "docs/results/drawn.md": ("drawn", lambda: quality("drawn-blocks")),
+    "docs/results/gate.md": ("gate", gate),
     "docs/results/longer-drafts.md": ("longer drafts", as_long),
     "docs/results/judge.md": ("judge", lambda: quality("gsm8k-proof")),
     "docs/results/price.md": ("price", price),

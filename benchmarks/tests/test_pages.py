@@ -41,13 +41,6 @@ def test_a_line_by_hand():
     assert [cell.split(" ")[0] for cell in cells[3:]] == ["-50.0", "5.00", "1.20", "1.00", "0.83", "50.0"]
 
 
-def test_a_share_by_hand():
-    both = {"lossless": {"tokens": [150] * 4, "rounds": [100] * 4}, "rule": {"tokens": [175] * 4, "rounds": [100] * 4}}
-    assert pages.share(answers(both), "rule", 1)[0] == pytest.approx(
-        0.5
-    )  # a half and three quarters of the drafted tokens
-
-
 def test_seconds_are_those_of_rounds_at_the_text_s_length():
     mode = {
         "gamma": "4", "cost_lengths": [100, 300], "cost_prompt": [1.0, 3.0], "cost_prompt_alone": [0.5, 2.5],
