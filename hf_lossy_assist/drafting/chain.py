@@ -24,7 +24,7 @@ from ..models.runner import ModelRunner, Nodes, WholeTokens
 from ..models.static.fixed import chance_of
 from . import Drafter
 from .draft_ends import DraftLength, DraftStop
-from .vocabulary import NEVER, Vocabulary
+from .vocabulary import NEVER, SAME, Vocabulary
 
 _WITHOUT = nullcontext()
 
@@ -49,7 +49,7 @@ class Source:
     positions: int | None = None  # how many the model has learned, where these are not any number
     _hook: LMHeadHook | None = None
 
-    def __init__(self, runner: ModelRunner, vocabulary: Vocabulary | None = None) -> None:
+    def __init__(self, runner: ModelRunner, vocabulary: Vocabulary = SAME) -> None:
         self.runner, self.model = runner, runner.model
         self.vocabulary = vocabulary
         self.device = runner.device
@@ -69,19 +69,17 @@ class Source:
 
         Return logits ``(B, keep, V)`` over the target's vocabulary, in float32: those after the last tokens.
         """
-        own = tokens if self.vocabulary is None else self.vocabulary.context(tokens)
         if self._hook is not None:
             self._hook.over(keep - 1)
         with _WITHOUT if self.calls else reading(self.model):  # it may need an image, or another kind of image
-            logits = self.runner.forward(own.to(self.device), keep, tree).logits
+            logits = self.runner.forward(self.vocabulary.context(tokens).to(self.device), keep, tree).logits
         self.calls += 1
         self.tokens += self.runner.sent
         if self._hook is not None:
             self.hidden = self._hook.hidden
         if logits.shape[1] > keep:
             logits = logits[:, -keep:]
-        logits = logits.to(device=tokens.device, dtype=torch.float32)
-        return logits if self.vocabulary is None else self.vocabulary.logits(logits)
+        return self.vocabulary.logits(logits.to(device=tokens.device, dtype=torch.float32))
 
     def whole(self, ids: Tensor, count: int, randomness: Randomness, calls: int) -> WholeTokens | None:
         """Draft ``count`` tokens in one go, by as many forwards as ``calls``.

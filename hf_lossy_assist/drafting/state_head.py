@@ -26,7 +26,7 @@ from ..errors import LossyUnsupportedError, LossyValueError, brief
 from ..heads.repository import CARD, CONFIG, WEIGHTS, local_files, read_config
 from ..store.folder import writing
 from ..values import SIZE, Rule, bounded, or_none
-from .vocabulary import MOST_PADDING, DraftVocabulary, SameVocabulary, Vocabulary, vocabulary_sizes
+from .vocabulary import MOST_PADDING, SAME, DraftVocabulary, Vocabulary, vocabulary_sizes
 
 _OF_THE_HEAD = {
     "architectures", "draft_vocab_size", "target_hidden_size", "eagle_config", "dflash_config", "auto_map", "dtype",
@@ -293,7 +293,7 @@ class StoredHead(StateHead):
         return self.config.layers_of(target)
 
     def vocabulary(self, target: PreTrainedModel) -> Vocabulary:
-        return SameVocabulary() if self.d2t is None else DraftVocabulary(self.target_ids, *vocabulary_sizes(target))
+        return SAME if self.d2t is None else DraftVocabulary(self.target_ids, *vocabulary_sizes(target))
 
     def embeddings(self, target: PreTrainedModel) -> Tensor:
         """Return the embeddings ``(V, d)`` that it reads: its own, or the target's as they are stored."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -21,23 +20,19 @@ MOST_PADDING = 1024
 """Vocabularies of one tokenizer differ by at most so many tokens of padding."""
 
 
-class Vocabulary(ABC):
-    """Translates between the target's tokens and the draft model's own."""
+class Vocabulary:
+    """Translates between the target's tokens and the draft model's own; here these are the same."""
 
     def context(self, ids: Tensor) -> Tensor:
         """Return the draft model's ids ``(B, L)`` for a text in the target's tokens."""
         return ids
 
-    @abstractmethod
     def logits(self, logits: Tensor) -> Tensor:
         """Return logits over the target's vocabulary, from the draft model's ``(B, n, V)``."""
-
-
-class SameVocabulary(Vocabulary):
-    """The target's own tokens."""
-
-    def logits(self, logits: Tensor) -> Tensor:
         return logits
+
+
+SAME = Vocabulary()
 
 
 @dataclass(frozen=True)
@@ -80,11 +75,11 @@ def vocabulary_sizes(*models: PreTrainedModel) -> list[int]:
     return [model.config.get_text_config(decoder=True).vocab_size for model in models]
 
 
-def vocabulary_of(target: PreTrainedModel, draft: PreTrainedModel) -> Vocabulary | None:
-    """Return how to translate between two models of one tokenizer; None where nothing has to be translated."""
+def vocabulary_of(target: PreTrainedModel, draft: PreTrainedModel) -> Vocabulary:
+    """Return how to translate between two models of one tokenizer."""
     sizes = vocabulary_sizes(target, draft)
     if sizes[0] == sizes[1]:
-        return None
+        return SAME
     pad = getattr(draft.config.get_text_config(decoder=True), "pad_token_id", None)
     return PaddedVocabulary(*sizes, filler=pad if pad is not None and 0 <= pad < sizes[1] else 0)
 

@@ -237,7 +237,7 @@ class _RunnerChoice:
         room = max((*draft.steps, *newest, sum(drafts) + 1)) + sum(draft.blocks)
         return Widths(newest, drafts=drafts, sampler=way, room=room)
 
-    def _way(self, vocabulary: Vocabulary | None) -> FixedSampler | None:
+    def _way(self, vocabulary: Vocabulary) -> FixedSampler | None:
         """Return how whole drafts choose their tokens; None where each token is drafted alone."""
         lengths, call, draft = self.kind.lengths, self.call, self.kind.model
         settings = settings_of(call.processors)

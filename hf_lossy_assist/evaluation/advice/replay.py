@@ -109,11 +109,11 @@ def read_laws(
     """
     ids, start, parts = torch.tensor([[*prompt, *answer]]), len(prompt), []
     vocabulary = vocabulary_of(target, draft)
-    own = ids if vocabulary is None else vocabulary.context(ids)
-    for p, q in zip(logits_along(target, ids, start), logits_along(draft, own, start), strict=True):
+    said = logits_along(draft, vocabulary.context(ids), start)
+    for p, q in zip(logits_along(target, ids, start), said, strict=True):
         end = start + p.shape[1]
-        q = q if vocabulary is None else vocabulary.logits(q)
-        both = (process(processors, ids[:, :end], x, Chain(end - start, ids.device))[0] for x in (p, q))
+        both = (p, vocabulary.logits(q))
+        both = (process(processors, ids[:, :end], x, Chain(end - start, ids.device))[0] for x in both)
         parts.append(reduced(*both, ids[0, start:end]))
         start = end
     return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}

@@ -30,7 +30,7 @@ from ...drafting.draft_ends import (
     fresh,
 )
 from ...drafting.state_head import StateHead
-from ...drafting.vocabulary import Vocabulary
+from ...drafting.vocabulary import SAME, Vocabulary
 from ...errors import LossyValueError
 from ...models.cache_rows import movable
 from ...models.runner import ModelRunner
@@ -115,7 +115,7 @@ class StaticDraft:
     blocks: tuple[int, ...] = ()  # likewise, where one forward drafts them all
     reads_all: bool = False  # whether it reads all that a round has committed, and not only what it has not drafted
     masks: bool = False  # whether its masks are whole ones, so that trees need no forwards of their own
-    vocabulary: Vocabulary | None = None
+    vocabulary: Vocabulary = SAME
     obstacle: str | None = None  # why it can't
 
 

@@ -25,7 +25,7 @@ from ...drafting import Drafter
 from ...drafting.chain import Source
 from ...drafting.run_ahead import RUNS_AHEAD
 from ...drafting.tree import TreeDrafter
-from ...drafting.vocabulary import Vocabulary, check_vocabularies, vocabulary_of
+from ...drafting.vocabulary import SAME, Vocabulary, check_vocabularies, vocabulary_of
 from ...errors import LossyUnsupportedError
 from ...models.lm_head_hook import lm_head_hook
 from ...models.recurrent import RecurrentDraftRunner, padding_before
@@ -46,7 +46,7 @@ class ModelSource(Source):
     configuration between rounds. With ``keep_hidden``, the inputs of the LM head are kept.
     """
 
-    def __init__(self, runner: ModelRunner, vocabulary: Vocabulary | None = None, keep_hidden: bool = False) -> None:
+    def __init__(self, runner: ModelRunner, vocabulary: Vocabulary = SAME, keep_hidden: bool = False) -> None:
         super().__init__(runner, vocabulary)
         self.positions = learned_positions(self.model)
         if keep_hidden:

@@ -20,7 +20,7 @@ from ...compat.caches import CACHE
 from ...compat.models import device_of, origin_of
 from ...compat.mtp import one_layer_decoder, several_or_sliding_mtp
 from ...drafting.state_head import StateHead
-from ...drafting.vocabulary import SameVocabulary
+from ...drafting.vocabulary import SAME, Vocabulary
 from ...errors import LossyUnsupportedError, LossyValueError
 from ...heads.repository import local_files
 from .base import Asked, register
@@ -136,8 +136,8 @@ class Mtp(StateHead):
         # (vllm-project/vllm 47448, ggml-org/llama.cpp 24025).
         return (target.config.get_text_config(decoder=True).num_hidden_layers + 1,)
 
-    def vocabulary(self, target: PreTrainedModel) -> SameVocabulary:
-        return SameVocabulary()
+    def vocabulary(self, target: PreTrainedModel) -> Vocabulary:
+        return SAME
 
     def new_cache(self) -> DynamicCache:
         return DynamicCache(config=self.config)

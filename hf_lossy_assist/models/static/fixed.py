@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -38,28 +38,22 @@ class FixedSampler:
     where these are not the target's. With ``scores``, it returns each token's own q, by which drafts end early.
     """
 
-    drawn: int = 0
-    scores: bool = False
-    processors: LogitsProcessorList | None = None
-    settings: Hashable = None
-    vocabulary: Any = None
+    drawn: int
+    scores: bool
+    processors: LogitsProcessorList
+    settings: Hashable
+    vocabulary: Any
 
     @property
     def key(self) -> Hashable:
         return self.drawn, self.scores, self.settings, self.vocabulary
-
-    def context(self, tokens: Tensor) -> Tensor:
-        """Return the draft's ids of the target's tokens."""
-        return tokens if self.vocabulary is None else self.vocabulary.context(tokens)
 
     def __call__(self, logits: Tensor, waits: Tensor | None) -> tuple[Tensor, ...]:
         """Return the next tokens ``(B, 1)``, logits of q ``(B, 1, V)`` and, where they are wanted, the tokens' own q.
 
         ``waits`` ``(B, 1, V)`` are random.
         """
-        logits = logits[:, -1:].float()
-        if self.vocabulary is not None:
-            logits = self.vocabulary.logits(logits)
+        logits = self.vocabulary.logits(logits[:, -1:].float())
         if self.processors:
             logits = self.processors(None, logits[:, 0])[:, None]
         chosen_by = logits.softmax(-1) / waits if self.drawn else logits
@@ -109,7 +103,7 @@ class Widths:
     chains: tuple[int, ...] = ()
     trees: tuple[int, ...] = ()
     drafts: tuple[int, ...] = ()
-    sampler: FixedSampler = field(default_factory=FixedSampler)
+    sampler: FixedSampler | None = None
     room: int = 0
 
 

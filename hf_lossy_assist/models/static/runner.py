@@ -83,7 +83,7 @@ class StaticCacheRunner(FixedRunner):
             def step(i: int, token: Tensor | None, waits: Tensor | None) -> tuple[Tensor, ...]:
                 run, ids, at = (later, token, slice(i + 1, i + 2)) if i else (first, input_ids, slice(0, 2))
                 inputs["position_ids"] = position_ids[:, at].contiguous()
-                output = run(input_ids=sampler.context(ids), logits_to_keep=1, return_dict=True, **inputs)
+                output = run(input_ids=sampler.vocabulary.context(ids), logits_to_keep=1, return_dict=True, **inputs)
                 return sampler(output.logits, waits)
 
             return chained(step, length, waits)
@@ -152,7 +152,7 @@ class StaticCacheRunner(FixedRunner):
             return None
         (waits, states), new = self.fixed.waits(chain, text, count, randomness), width - self.seen
         if self.seen < width - 2:
-            before = chain.sampler.context(text[:, self.seen : width - 2])
+            before = chain.sampler.vocabulary.context(text[:, self.seen : width - 2])
             self.forward(before)
         begin, end = width - 2, width - 1 + chain.length
         # Drafts after the last wanted token are thrown away, but have to have positions.
