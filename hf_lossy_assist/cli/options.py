@@ -54,16 +54,6 @@ PER_CENT = must("a number > 0 and < 100", lambda x: 0 < x < 100)
 SHARE = must("a number > 0 and <= 1", lambda x: 0 < x <= 1)
 
 
-def _commas(_: Any, tokens: Any) -> tuple[int, ...]:
-    try:
-        return tuple(map(int, tokens[0].value.split(",")))
-    except ValueError:
-        raise ValueError(f"{tokens[0].value!r} is not a list of numbers separated by commas.") from None
-
-
-COMMAS = Parameter(converter=_commas, n_tokens=1)
-"""Reads numbers separated by commas."""
-
 PairName = Literal["arithmetic", "qwen-coder"]
 Out = Annotated[Path | None, Parameter(group=OUTPUT, help="Folder for the results; an interrupted run goes on there.")]
 Limit = Annotated[int, AT_LEAST_1, Parameter(group=PROMPTS, help="The most prompts; a repeated command may raise it.")]

@@ -68,8 +68,8 @@ class Evaluation:
             own, known = vocabulary_sizes(target, draft)
             if known < (count := min(own, len(tokenizer.get_vocab()))):
                 warn(
-                    f"`draft` knows {known} of the target's {count} tokens, and never drafts the others: see whether it "
-                    "is the draft of another target"
+                    f"`draft` knows {known} of the target's {count} tokens, and never drafts the others: see whether "
+                    "it is the draft of another target"
                 )
         labels = [mode.label for mode in self.modes]
         if len(set(labels)) < len(labels):

@@ -21,7 +21,6 @@ SHIPPED = {
     "problems": f"{__package__}.own_problems:Problems",
     "prompts": f"{__package__}.plain_prompts:Prompts",
     "refusals": f"{__package__}.refusals:Refusals",
-    "spec-bench": f"{__package__}.plain_prompts:SpecBench",
 }
 _TEXT = ("str", "str | None", str, str | None)
 

@@ -1,19 +1,14 @@
-"""Prompts without a right answer: from files of one's own, and from benchmarks of speculative decoding."""
+"""Prompts without a right answer, from a file."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
-from itertools import chain, zip_longest
 from pathlib import Path
-from typing import Any
 
 from ..errors import LossyValueError
 from ..store.folder import kind_of, read_text
 from ..values import from_json
 from .task import Example, Row, Task, prompt_of, read_jsonl
-
-_MT_BENCH = ("writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities")
 
 
 class Prompts(Task):
@@ -87,48 +82,3 @@ def rows_of(data: str) -> list[Row]:
     if not isinstance(rows, list) or not rows:
         raise LossyValueError(f"`data` has to hold one prompt per line, or a list of them, but {data!r} holds none")
     return [row if isinstance(row, dict) else {"prompt": row} for row in rows]
-
-
-class SpecBench(Prompts):
-    """Spec-Bench (Xia et al. 2024, arXiv:2401.07851): 480 prompts in six categories.
-
-    A score is ROUGE-L against the reference mode's text. The categories take turns, so that any number of prompts has
-    as many of each. Only the first turn of a conversation is asked.
-
-    Parameters
-    ----------
-    data
-        The published file, ``data/spec_bench/question.jsonl`` of its repository. The categories of MT-bench become one,
-        ``mt_bench``, as in the published tables.
-    category
-        Keeps only this category.
-
-    Examples
-    --------
-    >>> import pathlib, tempfile
-    >>> path = pathlib.Path(tempfile.mkdtemp()) / "question.jsonl"
-    >>> _ = path.write_text('{"question_id": 81, "category": "writing", "turns": ["Write a poem.", "Shorter!"]}\\n')
-    >>> [example.prompt for example in SpecBench(data=str(path), category="mt_bench").examples("test", 9)]
-    ['Write a poem.']
-    """
-
-    name = "spec-bench"
-    max_new_tokens = 1024
-
-    def __init__(self, data: str, category: str | None = None) -> None:
-        rows = read_jsonl(data, ("category",))
-        named = ("mt_bench" if row["category"] in _MT_BENCH else row["category"] for row in rows)
-        self._examples = _in_turn(zip(named, map(prompt_of, rows), strict=True), category, data)
-
-
-def _in_turn(rows: Iterable[tuple[Any, Any]], category: str | None, source: str) -> list[Example]:
-    """Return prompts so that categories take turns, in the order in which they first appear."""
-    found: dict[str, list[Example]] = {}
-    for name, text in rows:
-        if not isinstance(name, str) or not isinstance(text, str):
-            raise LossyValueError(f"`data` ({source}) has to have rows with a `category` and `turns`, but one has not")
-        found.setdefault(name, []).append(Example(text, ""))
-    if category is not None and category not in found:
-        raise LossyValueError(f"`category` has to be one of {sorted(found)} in {source}, but is {category!r}")
-    chosen = found.values() if category is None else [found[category]]
-    return [example for example in chain.from_iterable(zip_longest(*chosen)) if example is not None]

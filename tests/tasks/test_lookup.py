@@ -60,7 +60,6 @@ def test_every_shipped_name_loads(tmp_path, sandbox_options):
         "problems": tasks.load("problems", str(prompts)),
         "prompts": tasks.load("prompts", str(prompts)),
         "refusals": tasks.load("refusals"),
-        "spec-bench": tasks.load("spec-bench", str(prompts)),
     }
     assert {name: task.name for name, task in made.items()} == {name: name for name in SHIPPED}
     for task in made.values():

@@ -1,9 +1,8 @@
-"""Prompts from files of one's own, and of Spec-Bench: made-up rows of the published format."""
+"""Prompts from files of one's own."""
 
 from __future__ import annotations
 
 import gzip
-import json
 
 import pytest
 
@@ -60,46 +59,3 @@ def test_a_score_is_the_overlap_with_the_text_that_is_compared(tmp_path):
     # 3 of 4 words in order, of texts of 4 and 6 words.
     assert task.score(example, "The cat sat down.", "the big cat: sat there quietly") == pytest.approx(0.6)
     assert task.score(example, "a b", "c d") == task.score(example, "", "a") == 0
-
-
-SPEC = [
-    {"question_id": 81, "category": "writing", "turns": ["Write of Hawaii.", "Again, please."]},
-    {"question_id": 91, "category": "roleplay", "turns": ["Be a king.", "Now a cook."]},
-    {"question_id": 161, "category": "translation", "turns": ["Translate: Hallo"], "reference": ["Hello"]},
-    {"question_id": 241, "category": "summarization", "turns": ["Summarize: a\n\nb"]},
-    {"question_id": 162, "category": "translation", "turns": ["Translate: Welt"], "reference": ["world"]},
-]
-
-
-def written(folder, rows):
-    path = folder / "question.jsonl"
-    path.write_text("\n".join(map(json.dumps, rows)))
-    return str(path)
-
-
-def shown(task, n=99):
-    return [example.prompt for example in task.examples("test", n)]
-
-
-def test_spec_bench_has_six_categories_that_take_turns(tmp_path):
-    data = written(tmp_path, SPEC)
-    assert shown(tasks.load("spec-bench", data)) == [
-        "Write of Hawaii.", "Translate: Hallo", "Summarize: a\n\nb", "Be a king.", "Translate: Welt",
-    ]  # fmt: skip
-    assert len(shown(tasks.load("spec-bench", data), 2)) == 2
-    only = tasks.load("spec-bench", data, category="translation")
-    assert shown(only) == ["Translate: Hallo", "Translate: Welt"]
-    assert only.score(only.examples("test", 1)[0], "hello there", "hello") == pytest.approx(2 / 3)
-
-
-@pytest.mark.parametrize(
-    ("rows", "options", "named"),
-    [
-        (SPEC, {"category": "poetry"}, "`category`.*'poetry'"),
-        ([{"category": "qa"}], {}, "`turns`"),
-        ([{"turns": ["x"]}], {}, "'category'"),
-    ],
-)
-def test_what_is_wrong_is_said(tmp_path, rows, options, named):
-    with pytest.raises(LossyValueError, match=named):
-        tasks.load("spec-bench", written(tmp_path, rows), **options)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -22,7 +21,6 @@ from ...pairs import Pair
 from ...progress import track
 from ...store.folder import MANIFEST, write_json
 from ...tasks import Task
-from ...values import Rule
 from ..answers import AnswerStore, read_plan
 from ..evaluation import Evaluation
 from ..modes import EVERYTHING, DecodingMode, parse_modes
@@ -45,10 +43,6 @@ SAMPLED += ",near_top:alpha=0.75,lenience,ensemble,typical,topk,min_p"
 """The same when sampling."""
 
 MEASURE = "measure a dozen prompts with `evaluate` instead"
-
-_GAMMAS = Rule("a list of different ints from 1 to 64", lambda x: len({*x}) == len([*x]) and all(
-    type(gamma) is int and 1 <= gamma <= 64 for gamma in x
-))  # fmt: skip
 
 
 def target_alone(
@@ -81,12 +75,10 @@ class Advising:
 
     evaluation: Evaluation  # of :func:`target_alone`
     modes: str = ""
-    gammas: tuple[int, ...] = ()
     rows: int = 1  # how many prompts are decoded together
     out: Path | None = None  # a folder of answers, which an interrupted run goes on with
 
     def __post_init__(self) -> None:
-        _GAMMAS.check("gammas", self.gammas)
         if not self._call_of(self.evaluation.modes[0]).kind.cached or self.pair.lookup:
             raise LossyUnsupportedError(f"`advise` replays drafts of a draft model alone; of others, {MEASURE}")
         if self.rows > 1 and (count := len(self.evaluation.examples)) < 2 * self.rows:
@@ -195,7 +187,7 @@ class Advising:
 
     def replay(self, mode: DecodingMode, rule: Acceptor) -> Replayed:
         """Walk along the answers as a rule would, with drafts of every length."""
-        shown = mode.gamma or (self.gammas if mode.label != EVERYTHING else ())
+        shown = mode.gamma or ()
         ends = self._ends(rule) | {x: (x, 0.0) for x in shown if x != AUTO}
         decided, losses = self._decided(rule)
         walks = {gamma: replace(decided.walk(self.laws, *end), gamma=gamma) for gamma, end in ends.items()}
@@ -222,7 +214,6 @@ def advise(
     prompts: Task | Prompts,
     *,
     modes: str | None = None,
-    gammas: Sequence[int] = (),
     limit: int | None = None,
     split: str = "test",
     max_new_tokens: int | None = None,
@@ -249,9 +240,8 @@ def advise(
         A task, or a text or several, or lists of token ids, like those that the models will get; with a chat template,
         a text is the user's turn.
     modes
-        ``"RULE[+RULE][@GAMMA][:KEY=VALUE…],…"``; the usual rules by default.
-    gammas
-        Draft lengths to show; each rule's best by default: a number or, greedily, auto, for drafts that end by default.
+        ``"RULE[+RULE][@GAMMA][:KEY=VALUE…],…"``; the usual rules by default. A rule without a draft length has its best
+        one: a number or, greedily, auto, for drafts that end by default.
     limit, split
         The number of prompts, 12 or four batches of a task by default, and the task's split.
     max_new_tokens
@@ -293,4 +283,4 @@ def advise(
         seed=seed, temperature=temperature, top_p=top_p, measure=measure, batch_size=batch_size,
     )  # fmt: skip
     evaluation = replace(evaluation, limit=len(evaluation.examples) // batch_size * batch_size or evaluation.limit)
-    return Advising(evaluation, modes or "", tuple(gammas), batch_size, folder).run()
+    return Advising(evaluation, modes or "", batch_size, folder).run()
