@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from .heads import JudgeHead as JudgeHead
     from .heads import VerifierHead as VerifierHead
     from .integrations.transformers_loop import LossyVerification as LossyVerification
+    from .models.cpu import prepare_for_cpu as prepare_for_cpu
     from .models.prepacked import prepack as prepack
     from .models.quantised import quantize_draft as quantize_draft
 
@@ -49,6 +50,7 @@ _NAMES = {
     "evaluation.evaluate": ("evaluate",),
     "heads": ("JudgeHead", "VerifierHead"),
     "integrations.transformers_loop": ("LossyVerification",),
+    "models.cpu": ("prepare_for_cpu",),
     "models.prepacked": ("prepack",),
     "models.quantised": ("quantize_draft",),
 }

@@ -104,6 +104,16 @@ def sums_overflow() -> bool:
     return bool((sums != 255 * 127 * 64).any())
 
 
+def cpu_kernels() -> dict[str, bool]:
+    """Tell which instructions PyTorch multiplies by on this CPU."""
+    return {
+        "AVX-512": torch.backends.cpu.get_cpu_capability() == "AVX512",
+        "VNNI": torch.backends.mkldnn.is_available() and not sums_overflow(),
+        "bfloat16": torch.ops.mkldnn._is_mkldnn_bf16_supported(),
+        "AMX": torch.cpu._is_amx_tile_supported(),
+    }
+
+
 def close_pool(device: int, pool: Any) -> None:
     """Close a pool that a failed capture of a CUDA graph left open: while one is open, torch frees no memory.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -75,27 +75,7 @@ def prepack(model: PreTrainedModel) -> PreTrainedModel:
     >>> type(target.lm_head).__name__, type(pair.target.lm_head).__name__
     ('PrepackedLinear', 'Linear')
     """
-    if not isinstance(model, PreTrainedModel):
-        raise LossyValueError(f"`model` has to be a transformers model, but is {type(model).__name__}")
-    if is_prepacked(model) or dtype_of(model) is not None or getattr(model, "hf_quantizer", None) is not None:
-        raise LossyUnsupportedError("`model` is prepacked or quantised already; use it as it is")
-    layers = [module for module in model.modules() if type(module) is nn.Linear]
-    if not layers:
-        raise LossyUnsupportedError(f"`model` ({type(model).__name__}) has no linear layer to prepack")
-    if places := {layer.weight.device.type for layer in layers} - {"cpu"}:
-        raise LossyUnsupportedError(
-            f"`model` has to be on a CPU, but weights are on {sorted(places)}; use it as it is, and a draft of "
-            "`quantize_draft(draft, 'int8')` to read less"
-        )
-    dtypes = {layer.weight.dtype for layer in layers}
-    if unknown := dtypes - _FILLED.keys():
-        raise LossyValueError(
-            f"`model` has to be in bfloat16 or float32, but has {sorted(map(str, unknown))}; load it in either"
-        )
-    if torch.bfloat16 in dtypes and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
-        raise LossyUnsupportedError(
-            "this CPU, or this build of PyTorch, has no bfloat16 kernels; load `model` in float32"
-        )
+    check_packable("model", model)
     head = getattr(model.get_output_embeddings(), "weight", None)
 
     def replacement(module: nn.Module) -> nn.Module | None:
@@ -106,6 +86,31 @@ def prepack(model: PreTrainedModel) -> PreTrainedModel:
     packed = with_replaced(model, replacement)
     fold_attention(packed)
     return packed
+
+
+def check_packable(name: str, model: Any) -> None:
+    """Raise unless :func:`prepack` takes a ``model``, which errors call ``name``."""
+    if not isinstance(model, PreTrainedModel):
+        raise LossyValueError(f"`{name}` has to be a transformers model, but is {type(model).__name__}")
+    if is_prepacked(model) or dtype_of(model) is not None or getattr(model, "hf_quantizer", None) is not None:
+        raise LossyUnsupportedError(f"`{name}` is prepacked or quantised already; use it as it is")
+    layers = [module for module in model.modules() if type(module) is nn.Linear]
+    if not layers:
+        raise LossyUnsupportedError(f"`{name}` ({type(model).__name__}) has no linear layer to prepack")
+    if places := {layer.weight.device.type for layer in layers} - {"cpu"}:
+        raise LossyUnsupportedError(
+            f"`{name}` has to be on a CPU, but weights are on {sorted(places)}; use it as it is, and a draft of "
+            "`quantize_draft(draft, 'int8')` to read less"
+        )
+    dtypes = {layer.weight.dtype for layer in layers}
+    if unknown := dtypes - _FILLED.keys():
+        raise LossyValueError(
+            f"`{name}` has to be in bfloat16 or float32, but has {sorted(map(str, unknown))}; load it in either"
+        )
+    if torch.bfloat16 in dtypes and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        raise LossyUnsupportedError(
+            f"this CPU, or this build of PyTorch, has no bfloat16 kernels; load `{name}` in float32"
+        )
 
 
 def is_prepacked(model: nn.Module) -> bool:
