@@ -47,7 +47,7 @@ PAGE = ROOT / "docs" / "rules.md"
 MADE = {"rules": table, "formulas": formulas}
 """The parts of the page that are made, by the name of their markers."""
 
-MODULES = ("acceptors", "calibration", "pairs", "tasks", "theory", "core.messages", "core.verification")
+MODULES = ("acceptors", "calibration", "pairs", "tasks", "theory", "core.messages")
 """The modules that have a page of reference, beside the package itself."""
 
 

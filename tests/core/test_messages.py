@@ -7,8 +7,7 @@ from dataclasses import dataclass, replace
 import pytest
 import torch
 
-from hf_lossy_assist.core.messages import Commit, Decision, Draft, RowDecision
-from hf_lossy_assist.core.verification import Verification
+from hf_lossy_assist.core.messages import Commit, Decision, Draft, RowDecision, Verification
 from tests.decoding.fixtures import between, random_tokens
 
 RULES = ("a", "b")

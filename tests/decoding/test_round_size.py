@@ -39,5 +39,5 @@ def test_a_round_is_few_calls_in_few_files(pair, monkeypatch: pytest.MonkeyPatch
     before, _, *rounds = parts[:-1]  # the first round chooses the dropout, and the last one is cut
     assert len(rounds) > 2
     assert max(map(len, rounds)) <= 168
-    assert max(len(set(part)) for part in rounds) <= 16
+    assert max(len(set(part)) for part in rounds) <= 15
     assert len(before) <= 199

@@ -180,7 +180,7 @@ class Kind(ABC):
         """The model or head that drafts."""
         return self.asked.assistant
 
-    @property
+    @cached_property
     def lengths(self) -> Lengths:
         """How much is drafted in a round, also where the user left that to us."""
         said = self.asked.lengths
@@ -191,7 +191,7 @@ class Kind(ABC):
         gamma = DEFAULT_NUM_TOKENS if stop is None else LONGEST
         return replace(said, num_assistant_tokens=min(gamma, self.most or gamma), stop=stop or said.stop)
 
-    @property
+    @cached_property
     def longest(self) -> int | None:
         """The most tokens of a chain, where that is known beforehand."""
         return None if self.lengths.schedule.startswith("heuristic") else self.lengths.num_assistant_tokens
