@@ -69,17 +69,20 @@ class Source:
 
         Return logits ``(B, keep, V)`` over the target's vocabulary, in float32: those after the last tokens.
         """
+        translates = self.vocabulary is not SAME  # two calls less for each drafted token
+        own = self.vocabulary.context(tokens) if translates else tokens
         if self._hook is not None:
             self._hook.over(keep - 1)
         with _WITHOUT if self.calls else reading(self.model):  # it may need an image, or another kind of image
-            logits = self.runner.forward(self.vocabulary.context(tokens).to(self.device), keep, tree).logits
+            logits = self.runner.forward(own.to(self.device), keep, tree).logits
         self.calls += 1
         self.tokens += self.runner.sent
         if self._hook is not None:
             self.hidden = self._hook.hidden
         if logits.shape[1] > keep:
             logits = logits[:, -keep:]
-        return self.vocabulary.logits(logits.to(device=tokens.device, dtype=torch.float32))
+        logits = logits.to(device=tokens.device, dtype=torch.float32)
+        return self.vocabulary.logits(logits) if translates else logits
 
     def whole(self, ids: Tensor, count: int, randomness: Randomness, calls: int) -> WholeTokens | None:
         """Draft ``count`` tokens in one go, by as many forwards as ``calls``.

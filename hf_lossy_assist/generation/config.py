@@ -118,9 +118,9 @@ class LossyConfig:
         own = _settings_by_rule(members, settings, several=compose is not None)
         if head is None and "certificate" in given:
             head = given["certificate"].head_folders(own) or None
-        sources = _heads(members, head)
-        heads = {name: {"head": place_rule_head(REGISTRY[name], x, device)} for name, x in sources.items()}
-        rules = [REGISTRY[x](**own[x], **heads.get(x, {})) if isinstance(x, str) else x for x in members]
+        for name, source in _heads(members, head).items():
+            own[name] = {**own[name], "head": place_rule_head(REGISTRY[name], source, device)}
+        rules = [REGISTRY[x](**own[x]) if isinstance(x, str) else x for x in members]
         if compose is None:
             return cls(rules[0], **given)
         if compose is AnyOf:
