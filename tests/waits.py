@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
 import pytest
@@ -104,12 +104,20 @@ class Counts:
         return {at: n / len(kept) for (kind, at), n in total.most_common() if kind == what}
 
 
+class _Enough(Exception):
+    pass
+
+
 @contextmanager
-def counted(models: dict[str, nn.Module], front: Callable[[Counts, Any], Any], lines: bool = False) -> Iterator[Counts]:
-    """Count inside the block, by a ``front`` such as :func:`on_cpu`."""
+def counted(
+    models: dict[str, nn.Module], front: Callable[[Counts, Any], Any], lines: bool = False, most: float = float("inf")
+) -> Iterator[Counts]:
+    """Count inside the block, by a ``front`` such as :func:`on_cpu`, and leave it after ``most`` rounds."""
     counts, one_round = Counts(lines), Decoding.round
 
     def counted_round(decoding: Decoding) -> None:
+        if len(counts.rounds) > most:
+            raise _Enough
         counts.rounds.append(Counter())
         one_round(decoding)
 
@@ -127,7 +135,8 @@ def counted(models: dict[str, nn.Module], front: Callable[[Counts, Any], Any], l
             stack.callback(model.register_forward_hook(moved(-1, name)).remove)
         patch.setattr(Decoding, "round", counted_round)
         stack.enter_context(front(counts, patch))
-        yield counts
+        with suppress(_Enough):
+            yield counts
 
 
 class _Operations(TorchDispatchMode):
