@@ -17,6 +17,7 @@ import pytest
 from hf_lossy_assist import disable, pairs
 from hf_lossy_assist.acceptors import REGISTRY
 from hf_lossy_assist.cli import main
+from tests.nightly import nightly
 
 pytestmark = pytest.mark.usefixtures("disabled")
 FOLDER = Path(__file__).parent.parent / "examples"
@@ -52,7 +53,11 @@ def _commands_in_this_process(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
 
 
-@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
+# What takes longest asks what tests of `mine`, `train` and TRL's trainers ask: they say each day whether it works.
+DAILY = [x for x in EXAMPLES if x.stem not in ("03_train_judge", "04_verifier", "13_rollouts")]
+
+
+@pytest.mark.parametrize("example", nightly(EXAMPLES, but=DAILY), ids=lambda path: path.stem)
 def test_example(example: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(pairs, "at_hand", lambda name: name == "arithmetic")
     monkeypatch.setattr("sys.stdin", io.StringIO("Ada has 5 pens and buys 4 more. How many pens does Ada have?\n"))

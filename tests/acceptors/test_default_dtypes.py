@@ -14,15 +14,15 @@ from hf_lossy_assist.core.distributions import Randomness
 from hf_lossy_assist.core.messages import Verification
 from hf_lossy_assist.evaluation.advice.replay import emitted
 from tests.acceptors.fixtures import HEADS, P, answers
-from tests.acceptors.table import PUBLISHED, ROWS, Row, row_id
+from tests.acceptors.table import PUBLISHED, ROWS, Row
+from tests.nightly import spread
 from tests.tiny_models import constant, noisy_copy, padded, tiny
 from tests.trial.surroundings import default_dtype
 
 OTHERS = (torch.bfloat16, torch.float16, torch.float64)
 
 
-@pytest.mark.parametrize("do_sample", [False, True], ids=["greedy", "sampling"])
-@pytest.mark.parametrize("row", [*ROWS, *PUBLISHED], ids=row_id)
+@spread(row=[*ROWS, *PUBLISHED], do_sample=[True, False])
 def test_drafts_are_decided_alike(row: Row, do_sample: bool):
     """Uniforms of 8 bits are exactly 0 in 0.2 % of cases; thresholds that depend on a place are no whole numbers."""
     target = constant(P)

@@ -107,7 +107,7 @@ OTHERS = st.one_of(
 )
 
 
-@settings(max_examples=120)
+@settings(max_examples=60)
 @given(GREEDY, distributions())
 def test_the_law_has_its_closed_form_and_no_correction_could_come_nearer(rule: GreedyRule, laws: tuple[Array, Array]):
     p, q = laws
@@ -121,7 +121,7 @@ def test_the_law_has_its_closed_form_and_no_correction_could_come_nearer(rule: G
         assert np.abs(ours.law - p).max() < NEAR, "nothing extra is kept: the lossless rule"
 
 
-@settings(max_examples=120)
+@settings(max_examples=60)
 @given(
     st.sampled_from([AnyOf, AllOf]), GREEDY, st.lists(OTHERS, min_size=1, max_size=2), st.booleans(), distributions()
 )

@@ -17,6 +17,7 @@ from hf_lossy_assist.core.shapes import Chain
 from hf_lossy_assist.core.trees import Tree
 from hf_lossy_assist.errors import LossyError
 from tests.acceptors.fixtures import verifier_head
+from tests.nightly import nightly, spread
 from tests.tiny_models import noisy_copy, padded, prompt, tiny
 
 GREEDY = {"max_new_tokens": 60, "eos_token_id": None, "do_sample": False, "return_dict_in_generate": True}
@@ -183,8 +184,7 @@ NARROWED = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("narrowed", NARROWED)
-@pytest.mark.parametrize("drafting", DRAFTING)
+@spread(drafting=DRAFTING, narrowed=NARROWED)
 def test_no_call_is_lossy_where_it_must_not_be(drafting: str, narrowed: str):
     more, config = dict(DRAFTING[drafting]), NARROWED[narrowed]
     if drafting == "sprinter":
@@ -219,7 +219,10 @@ def test_thinking_in_a_prompt_counts_and_needs_a_tokenizer():
         pair.target.generate(**kwargs, lossy_config={"scope": scope})
 
 
-@pytest.mark.parametrize("config", [{"strict_first_n": 9}, {"budget": 0.1}, *NARROWED.values()], ids=str)
+HOOKED = [{"strict_first_n": 9}, {"budget": 0.1}, *NARROWED.values()]
+
+
+@pytest.mark.parametrize("config", nightly(HOOKED, but=HOOKED[1:3]), ids=str)
 def test_the_hook_has_the_same_limits(config: dict):
     target = tiny()
     draft = noisy_copy(target, 0.1)

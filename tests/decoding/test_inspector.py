@@ -15,6 +15,7 @@ from hf_lossy_assist.acceptors import REGISTRY, GreedyRule
 from hf_lossy_assist.core.token_records import TokenRecord
 from tests.acceptors.fixtures import verifier_head
 from tests.acceptors.table import ROWS, Row, row_id
+from tests.nightly import spread
 from tests.tiny_models import noisy_copy, padded, prompt, tiny
 
 TARGET = tiny()
@@ -106,11 +107,7 @@ def test_rounds_are_numbered_and_rules_credited():
         assert last.rule is None or number == stats.rounds - 1
 
 
-DRAWN = pytest.mark.parametrize("do_sample", [False, True], ids=["greedy", "drawn"])
-
-
-@pytest.mark.parametrize("row", [*{row.mode: row for row in ROWS}.values(), SPRINTER], ids=row_id)
-@DRAWN
+@spread(row=[*{row.mode: row for row in ROWS}.values(), SPRINTER], do_sample=[False, True])
 def test_being_inspected_changes_nothing(row: Row, do_sample: bool):
     seen, unseen = (run(row, ONE, 12, do_sample=do_sample, inspect=inspect) for inspect in (True, False))
     assert torch.equal(seen.sequences, unseen.sequences)
@@ -153,8 +150,7 @@ def drafted(stats: LossyStats) -> Iterator[tuple[TokenRecord, float, bool]]:
             yield record, record.scores.replaced[1], False
 
 
-@DRAWN
-@pytest.mark.parametrize("row", DECIDING, ids=row_id)
+@spread(row=DECIDING, do_sample=[True, False])
 def test_what_a_rule_compares_is_what_it_decides_by(row: Row, do_sample: bool):
     decided = list(drafted(run(row, BATCH, do_sample=do_sample).lossy_stats))
     assert len(decided) > 20

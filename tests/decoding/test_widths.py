@@ -14,29 +14,24 @@ from typing import Any
 import pytest
 import torch
 from transformers import (
-    BartConfig,
-    BartForConditionalGeneration,
-    GPT2Config,
-    GPT2LMHeadModel,
+    AutoModelForSeq2SeqLM,
+    AutoModelForSpeechSeq2Seq,
     LlamaConfig,
     LlamaForCausalLM,
-    OPTConfig,
-    OPTForCausalLM,
     Phi3Config,
     Phi3ForCausalLM,
     PhimoeConfig,
     PhimoeForCausalLM,
     PreTrainedModel,
-    WhisperConfig,
-    WhisperForConditionalGeneration,
 )
 
 from hf_lossy_assist import last_stats
 from hf_lossy_assist.compat.caches import cache_of
 from tests.acceptors.fixtures import verifier_head
-from tests.nightly import spread
+from tests.architectures import made
+from tests.nightly import nightly, spread
 from tests.parity import assert_same_rows
-from tests.tiny_models import _COMMON, VOCAB, noisy_copy, padded, prompt, tiny
+from tests.tiny_models import _COMMON, noisy_copy, padded, prompt, tiny
 
 SWITCH = 24  # positions at which frequencies change
 NEW = 40
@@ -127,60 +122,35 @@ def test_a_warning_says_where_drafting_ends():
         target.generate(prompt(), max_new_tokens=30, lossy_mode="lossless", **DRAFTERS["copy"](target))
 
 
-def gpt2(positions: int) -> PreTrainedModel:
-    sizes = {"n_embd": 32, "n_layer": 1, "n_head": 4, "initializer_range": 0.2, "bos_token_id": 1, "eos_token_id": 2}
-    return GPT2LMHeadModel(GPT2Config(vocab_size=VOCAB, n_positions=positions, **sizes)).eval()
+def with_positions(name: str, positions: int) -> PreTrainedModel:
+    """Return a model of a family that has so many positions."""
+    key, auto = POSITIONS[name]
+    return made(name, seed=1, auto=auto, **{key: positions}).float()
 
 
-def opt(positions: int) -> PreTrainedModel:
-    sizes = {"hidden_size": 32, "ffn_dim": 48, "num_hidden_layers": 1, "num_attention_heads": 4, "init_std": 0.2,
-             "word_embed_proj_dim": 32, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}  # fmt: skip
-    return OPTForCausalLM(OPTConfig(vocab_size=VOCAB, max_position_embeddings=positions, **sizes)).eval()
-
-
-def bart(positions: int) -> PreTrainedModel:
-    sizes = {"d_model": 32, "encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": 4,
-             "decoder_attention_heads": 4, "encoder_ffn_dim": 48, "decoder_ffn_dim": 48, "init_std": 0.2,
-             "decoder_start_token_id": 2, "forced_eos_token_id": None, "pad_token_id": 0, "bos_token_id": 1,
-             "eos_token_id": 2}  # fmt: skip
-    return BartForConditionalGeneration(BartConfig(vocab_size=VOCAB, max_position_embeddings=positions, **sizes)).eval()
-
-
-def whisper(positions: int) -> PreTrainedModel:
-    sizes = {"d_model": 32, "encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": 4,
-             "decoder_attention_heads": 4, "encoder_ffn_dim": 48, "decoder_ffn_dim": 48, "init_std": 0.2,
-             "num_mel_bins": 8, "max_source_positions": 20, "decoder_start_token_id": 3, "pad_token_id": 0,
-             "bos_token_id": 1, "eos_token_id": 2, "suppress_tokens": None, "begin_suppress_tokens": None}  # fmt: skip
-    return WhisperForConditionalGeneration(
-        WhisperConfig(vocab_size=VOCAB, max_target_positions=positions, **sizes)
-    ).eval()
-
-
-POSITIONS: dict[str, tuple[Callable[[int], PreTrainedModel], dict[str, Any]]] = {
-    "gpt2": (gpt2, {"input_ids": prompt()}),
-    "gpt2, batch": (gpt2, padded()),
-    "opt": (opt, {"input_ids": prompt()}),
-    "bart": (bart, {"input_ids": prompt()}),
-    "whisper": (whisper, {"input_features": torch.randn(1, 8, 40, generator=torch.Generator().manual_seed(0))}),
+POSITIONS = {
+    "gpt2": ("n_positions", None),
+    "opt": ("max_position_embeddings", None),
+    "bart": ("max_position_embeddings", AutoModelForSeq2SeqLM),
+    "whisper": ("max_target_positions", AutoModelForSpeechSeq2Seq),
 }
 
 
-@pytest.mark.parametrize("tree", [False, True])
-@pytest.mark.parametrize("name", POSITIONS)
-def test_drafts_end_where_the_draft_model_s_positions_end(name: str, tree: bool):
+@pytest.mark.parametrize(
+    ("name", "rows", "tree"),
+    [("gpt2", 1, True), ("gpt2", 4, False), ("opt", 1, False), ("bart", 1, False), ("whisper", 1, False),
+     *nightly([("gpt2", 1, False), ("gpt2", 4, True), ("opt", 1, True)])],
+)  # fmt: skip
+def test_drafts_end_where_the_draft_model_s_positions_end(name: str, rows: int, tree: bool):
     """The rest is decoded without it."""
-    make, inputs = POSITIONS[name]
-    if tree and name in ("bart", "whisper"):
-        pytest.skip("trees are for decoders")
-    torch.manual_seed(0)
-    target = make(64)
-    draft = make(30)
-    table = draft.get_decoder()
-    own = dict(table.named_parameters())
+    target, draft = (with_positions(name, positions) for positions in (64, 30))
+    inputs = padded() if rows > 1 else {"input_ids": prompt()}
+    if name == "whisper":
+        inputs = {"input_features": torch.randn(1, 8, 40, generator=torch.Generator().manual_seed(0))}
+    own = dict(draft.named_parameters())
     with torch.no_grad():
-        for key, value in target.get_decoder().named_parameters():
-            own[key].copy_(value[: own[key].shape[0]] if value.dim() else value)
-        draft.get_output_embeddings().weight.copy_(target.get_output_embeddings().weight)
+        for key, value in target.named_parameters():
+            own[key].copy_(value[: len(own[key])])
     kwargs = {**inputs, "max_length": 60, "do_sample": False, "eos_token_id": None, "pad_token_id": 0,
               "return_dict_in_generate": True, "output_logits": True}  # fmt: skip
     plain = target.generate(**kwargs)
@@ -200,7 +170,7 @@ SPRINTER |= {"return_dict_in_generate": True, "pad_token_id": 0}
 def test_runs_end_where_the_draft_model_s_positions_end(position: str, rows: str):
     """A verifier that always accepts: the draft commits all tokens but each seventh, up to its last position."""
     torch.manual_seed(0)
-    target, draft = gpt2(64), gpt2(30)
+    target, draft = (with_positions("gpt2", positions) for positions in (64, 30))
     head = verifier_head(target, draft, position, bias=50.0, scale=0.0)
     inputs = {"input_ids": prompt()} if rows == "one" else padded()
     read = []

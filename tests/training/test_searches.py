@@ -90,8 +90,12 @@ def test_promises_hold_for_random_models(seed, noise, modulus, t_max):
 
 def test_labels_tell_whether_the_changed_answer_is_right():
     """The changed response is written anew, from scratch; a task without references knows nothing of answers."""
-    seen = set()
-    for seed in range(6):
+    # Answers are lost and kept, won, wrong in another way, and still wrong.
+    lost, kept, won, other, wrong = (
+        (True, True, False), (True, False, True), (False, True, True), (False, True, False), (False, False, False)
+    )  # fmt: skip
+    seen, seed = set(), 0
+    while seen != {lost, kept, won, other, wrong}:
         parts = tiny_parts(seed=seed, noise=0.1, task=Checksum(2))
         prompts = [
             replace(one, example=replace(one.example, answer=str((i + seed) % 2)))
@@ -106,11 +110,8 @@ def test_labels_tell_whether_the_changed_answer_is_right():
                     changed += reference.generate(parts.target, [*prompt.tokens, *changed], room)
                 assert one.right == parts.task.correct(prompt.example, parts.decode(changed))
                 seen.add((found[prompt.id].solved, one.important, one.right))
-    # Answers are lost and kept, won, wrong in another way, and still wrong.
-    lost, kept, won, other, wrong = (
-        (True, True, False), (True, False, True), (False, True, True), (False, True, False), (False, False, False)
-    )  # fmt: skip
-    assert seen == {lost, kept, won, other, wrong}
+        seed += 1
+        assert seed < 6
     blind = [replace(one, example=replace(one.example, answer="")) for one in parts.prompts(5)]
     labels = [one for found in by_prompt(parts, blind).values() for one in found.mismatches]
     assert {one.right for one in labels} == {None}

@@ -79,7 +79,7 @@ def test_as_many_graphs_as_kinds_of_layers(architecture):
 @pytest.mark.parametrize(
     ("case", "config"),
     [
-        (padded() | {"do_sample": True, "temperature": 0.8}, {}),
+        pytest.param(padded() | {"do_sample": True, "temperature": 0.8}, {}, marks=pytest.mark.nightly),
         (padded(), {"tree": {"depth": 3, "top_k": 2, "nodes": 8}}),
     ],
 )
