@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     from .models.cpu import prepare_for_cpu as prepare_for_cpu
     from .models.prepacked import prepack as prepack
     from .models.quantised import quantize_draft as quantize_draft
+    from .training.judge_training import train_judge as train_judge
+    from .training.labelling import mine as mine
 
 
 _NAMES = {
@@ -53,6 +55,8 @@ _NAMES = {
     "models.cpu": ("prepare_for_cpu",),
     "models.prepacked": ("prepack",),
     "models.quantised": ("quantize_draft",),
+    "training.judge_training": ("train_judge",),
+    "training.labelling": ("mine",),
 }
 _PLACES = {name: place for place, names in _NAMES.items() for name in names}
 _SUBMODULES = ("acceptors", "calibration", "pairs", "tasks", "theory")

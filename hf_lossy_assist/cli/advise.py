@@ -43,6 +43,7 @@ def advise(
     """
     need("lab", "`lossy-assist advise`")
     decoding.check()
+    options.check_names(modes or "all")
     models.check({})
     task, scored = prompts.of(models.pair)
     from ..evaluation.advice.advising import advise as advice_on

@@ -39,6 +39,7 @@ def evaluate(
     """
     need("lab", "`lossy-assist evaluate`")
     decoding.check()
+    options.check_names(modes)
     lookup = decoding.prompt_lookup
     models.check({}, ("--assistant",), lookup)
     task, scored = prompts.of(models.pair)

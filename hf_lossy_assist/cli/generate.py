@@ -46,6 +46,7 @@ def generate(
 ) -> None:
     """Continue a prompt with a drafter and an acceptance rule, streaming."""
     decoding.check()
+    options.check_names(mode)
     models.check({"PROMPT": prompt}, lookup=decoding.prompt_lookup)
     if assistant_tokenizer is not None and models.assistant is None:
         raise LossyValueError(f"`--assistant-tokenizer` {assistant_tokenizer!r} needs an `--assistant`; add it")

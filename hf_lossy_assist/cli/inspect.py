@@ -39,6 +39,7 @@ def inspect(
     rule compared. The page works offline.
     """
     decoding.check()
+    options.check_names(modes)
     lookup = decoding.prompt_lookup
     models.check({"PROMPT": prompt}, lookup=lookup)
     if not file.parent.is_dir() or file.is_dir():

@@ -8,12 +8,13 @@ from dataclasses import dataclass
 from functools import cached_property
 from math import inf
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, get_args
 
 from cyclopts import Group, Parameter
 
 from ..errors import LossyValueError
-from ..generation.spelling import FORM
+from ..generation.keywords import LossyMode
+from ..generation.spelling import FORM, OWN_RULE, Spelling, split
 from ..store.folder import this_process
 from ..tasks import Example, Task
 from ..tasks.lookup import SHIPPED, load
@@ -54,6 +55,14 @@ PER_CENT = must("a number > 0 and < 100", lambda x: 0 < x < 100)
 SHARE = must("a number > 0 and <= 1", lambda x: 0 < x <= 1)
 
 
+def check_names(modes: str) -> None:
+    """Refuse modes of unknown rules before torch is imported, which takes seconds."""
+    for part in split(modes, ","):
+        if not Path(part.strip()).exists() and not OWN_RULE.search(part):
+            for name in Spelling.read(part, "modes").names:
+                check_name("modes", name, ["plain", "draft", "stock", "everything", "all", *get_args(LossyMode)])
+
+
 PairName = Literal["arithmetic", "qwen-coder"]
 Out = Annotated[Path | None, Parameter(group=OUTPUT, help="Folder for the results; an interrupted run goes on there.")]
 Limit = Annotated[int, AT_LEAST_1, Parameter(group=PROMPTS, help="The most prompts; a repeated command may raise it.")]
@@ -67,7 +76,8 @@ Modes = Annotated[
     Parameter(
         group=DECODING,
         help=f"Each plain, draft, stock, everything, {FORM}, or a calibrated folder, separated by commas. "
-        "`lossy-assist rules` lists the rules, and `lossy-assist rules NAME` a rule's settings.",
+        "`lossy-assist rules` lists the rules, and `lossy-assist rules NAME` a rule's settings; package.module:Rule is "
+        "your own.",
     ),
 ]
 Prompt = Annotated[

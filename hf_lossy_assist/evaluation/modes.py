@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
@@ -11,7 +12,7 @@ from typing import Any
 
 from transformers import GenerationConfig, PreTrainedModel
 
-from ..acceptors import REGISTRY, head_type
+from ..acceptors import REGISTRY, Acceptor, head_type, register
 from ..compat.drafters import drafts_from_target_states
 from ..drafting.draft_ends import DEFAULT_NUM_TOKENS, SCHEDULES
 from ..drafting.state_head import StateHead
@@ -19,9 +20,10 @@ from ..errors import LossyUnsupportedError, LossyValueError
 from ..generation.certificate import CERTIFICATE, GENERATION_CONFIG
 from ..generation.config import LossyConfig
 from ..generation.enabling import enabled
-from ..generation.spelling import Spelling, split
+from ..generation.spelling import OWN_RULE, Spelling, split
 from ..heads import Head
 from ..pairs import Pair
+from ..tasks.lookup import find
 from ..values import Rule, check_name, is_number
 
 TARGET_ALONE = "target alone"
@@ -259,7 +261,8 @@ def _stock_drafts(draft: PreTrainedModel, gamma: int, settings: Mapping[str, Any
 def parse_modes(text: str, gamma: int | str | None = 5, temperature: float | None = None) -> list[DecodingMode]:
     """Read modes separated by commas.
 
-    Each is a :class:`~hf_lossy_assist.generation.spelling.Spelling`, or a calibrated folder.
+    Each is a :class:`~hf_lossy_assist.generation.spelling.Spelling`, or a calibrated folder. A rule of your own is
+    ``package.module:Rule``.
 
     ``plain`` is the target alone, ``draft`` the draft alone, ``stock`` transformers' assisted generation;
     ``everything`` keeps every drafted token. A mode's label is its text.
@@ -272,10 +275,20 @@ def parse_modes(text: str, gamma: int | str | None = 5, temperature: float | Non
     return [_mode(part.strip(), gamma, temperature) for part in split(text, ",")]
 
 
+def _registered(path: re.Match[str]) -> str:
+    """Return the name of a user's rule, once it is imported."""
+    if path[1] in REGISTRY:
+        return path[0]  # a setting without a value, which is refused later
+    rule = find(path[0], "modes")
+    if not (isinstance(rule, type) and issubclass(rule, Acceptor)):
+        raise LossyValueError(f"`modes` has {path[0]!r}, which is no rule, a class with the base `acceptors.Acceptor`")
+    return register(rule).name
+
+
 def _mode(text: str, gamma: int | str | None, temperature: float | None) -> DecodingMode:
     if (Path(text) / GENERATION_CONFIG).is_file():
         return DecodingMode.stored(text)
-    spelt = Spelling.read(text, "modes")
+    spelt = Spelling.read(OWN_RULE.sub(_registered, text), "modes")
     name, own = spelt.mode, spelt.gamma
     gamma = gamma if own is None else own
     if own == 0 and name != "lossless":

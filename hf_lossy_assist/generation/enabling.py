@@ -9,7 +9,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, Unpack
 
 from torch import nn
 from transformers import GenerationMixin, PreTrainedModel
@@ -27,6 +27,7 @@ from ..core.statistics import CollectedStats, LossyStats
 from ..errors import LossyError, LossyUnsupportedError, LossyValueError, nearest
 from .config import FIELDS, LossyConfig, guarded
 from .drafter_choice import DRAFTERS, DRAFTING
+from .keywords import LossyKeywords
 from .lossy_call import LossyCall
 
 _lock = threading.RLock()
@@ -72,7 +73,7 @@ _pending: ContextVar[LossyCall | None] = ContextVar("pending lossy call", defaul
 _merged_calls: dict[int, LossyCall] = {}
 
 
-def enable(model: Any = None, **defaults: Any) -> None:
+def enable(model: Any = None, **defaults: Unpack[LossyKeywords]) -> None:
     """Let ``generate()`` understand ``lossy_mode``, for one model or for all, until :func:`disable`.
 
     Calls without a lossy field behave exactly as before. Enabling again changes the named defaults, keeps the others,
@@ -124,7 +125,7 @@ def disable(model: Any = None) -> None:
 
 
 @contextmanager
-def enabled(model: Any = None, **defaults: Any) -> Iterator[None]:
+def enabled(model: Any = None, **defaults: Unpack[LossyKeywords]) -> Iterator[None]:
     """Enable inside a ``with`` block; arguments are those of :func:`enable`.
 
     A model stays enabled until its last block ends, and longer where :func:`enable` was called. A block adds its

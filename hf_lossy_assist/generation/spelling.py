@@ -13,6 +13,9 @@ from ..values import json_or_text
 
 FORM = "RULE[+RULE…][@GAMMA][:KEY=VALUE…]"
 
+OWN_RULE = re.compile(r"([\w.]+):([A-Za-z_]\w*)(?=[@:+^]|$)")
+"""A user's own rule in a mode, ``package.module:Rule``."""
+
 LONGEST = 1 << 14
 """Characters of a text that is read as modes, far above any that makes sense."""
 

@@ -51,7 +51,13 @@ def load(task: str, data: str | None = None, **options: Any) -> Task:
     >>> load("hf_lossy_assist.tasks.arithmetic:Arithmetic").name
     'arithmetic'
     """
-    factory = _find(SHIPPED.get(task, task), task)
+    path = SHIPPED.get(task, task)
+    if not all(path.partition(":")):
+        raise LossyValueError(
+            f"`task` has to be one of {sorted(SHIPPED)} or a dotted path 'package.module:Name', but is {task!r}"
+            f"{nearest(task, SHIPPED)}"
+        )
+    factory = find(path, "task")
     given = options if data is None else {"data": data, **options}
     made = factory(**_typed(factory, given, task))
     if not isinstance(made, Task):
@@ -62,24 +68,20 @@ def load(task: str, data: str | None = None, **options: Any) -> Task:
     return made
 
 
-def _find(path: str, task: str) -> Callable[..., Any]:
-    module_name, separator, attribute = path.partition(":")
-    if not (separator and module_name and attribute):
-        raise LossyValueError(
-            f"`task` has to be one of {sorted(SHIPPED)} or a dotted path 'package.module:Name', but is {task!r}"
-            f"{nearest(task, SHIPPED)}"
-        )
+def find(path: str, argument: str) -> Callable[..., Any]:
+    """Return what ``package.module:Name`` names, also in the current directory; ``argument`` has it."""
+    module_name, _, attribute = path.partition(":")
     if not {"", os.getcwd()} & set(sys.path):
         # Unlike `python -m`, a console script does not search the current directory.
         sys.path.append(os.getcwd())
     try:
         module = importlib.import_module(module_name)
     except (ImportError, SyntaxError) as error:
-        raise LossyValueError(f"`task` is {task!r}, but importing {module_name!r} failed: {error}") from error
+        raise LossyValueError(f"`{argument}` has {path!r}, but importing {module_name!r} failed: {error}") from error
     factory = getattr(module, attribute, None)
     if not callable(factory):
         missing = "has no" if factory is None else "has, but can't call,"
-        raise LossyValueError(f"`task` is {task!r}, but the module {module_name!r} {missing} {attribute!r}")
+        raise LossyValueError(f"`{argument}` has {path!r}, but the module {module_name!r} {missing} {attribute!r}")
     return factory
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -204,3 +206,18 @@ def test_the_remedy_for_a_split_that_a_file_lacks_is_one(command: str, others: s
 
 
 known = GSM8K.examples
+
+
+def test_unknown_rules_are_refused_before_torch_is_imported():
+    program = """
+import sys
+sys.modules["torch"] = None  # whoever imports it fails
+from hf_lossy_assist.cli import main
+main(sys.argv[1:])
+"""
+    for command in ("evaluate --pair arithmetic --modes plain,topkk", "generate --pair arithmetic --mode topkk@3:k=2"):
+        run = subprocess.run(
+            [sys.executable, "-c", program, *command.split()], capture_output=True, text=True, check=False
+        )
+        assert run.returncode == 2, run.stderr
+        assert "did you mean 'topk'?" in run.stderr

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 import inspect
+import sys
 from dataclasses import replace
+from unittest import mock
 
 import pytest
 import torch
@@ -183,3 +185,31 @@ def test_heads_on_the_target_s_states_are_for_this_package_s_rules(mode, said):
     with pytest.raises(LossyUnsupportedError, match=f"`draft` is an EAGLE-3 head, and {said}"):
         parsed.check_pair(Pair(target, head))
     parsed.check_pair(Pair(target, noisy_copy(target)))
+
+
+def test_a_rule_of_one_s_own_is_named_by_its_path(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "own_rules.py").write_text(
+        "from dataclasses import dataclass\n"
+        "from hf_lossy_assist.acceptors import Acceptor, setting\n"
+        "@dataclass(frozen=True)\n"
+        "class Mine(Acceptor):\n"
+        "    share: float = setting(0.05, 0, 1)\n"
+        "    name = 'mine'\n"
+        "    def keep(self, v):\n"
+        "        return v.lossless\n"
+        "other = len\n"
+    )
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    with mock.patch.dict(REGISTRY):
+        modes = parse_modes("own_rules:Mine@3:share=0.2,topk+own_rules:Mine,own_rules:Mine")
+        assert [(mode.label, mode.rule, mode.gamma) for mode in modes] == [
+            ("own_rules:Mine@3:share=0.2", "mine", 3), ("topk+own_rules:Mine", ["topk", "mine"], 5),
+            ("own_rules:Mine", "mine", 5),
+        ]  # fmt: skip
+        assert modes[0].settings == {"share": 0.2}
+        for text, said in (("own_rules:other", "which is no rule"), ("own_rules:Nothing", "has no 'Nothing'"),
+                           ("no_module:Rule", "importing 'no_module' failed"), ("topk:k", "KEY=VALUE")):  # fmt: skip
+            with pytest.raises(LossyValueError, match=said):
+                parse_modes(text)
+    sys.modules.pop("own_rules")

@@ -134,3 +134,15 @@ def test_a_page_is_a_file(tmp_path):
     shown = page(records(1, 2), prompt="é")
     shown.save(tmp_path / "page.html")
     assert (tmp_path / "page.html").read_text(encoding="utf-8") == shown.html()
+
+
+def test_a_terminal_shows_texts_in_colours_and_a_file_marks(monkeypatch):
+    text = [*records(1), *records(2, fate="accepted_lossy"), *records(3, fate="corrected")]
+    words = [WORDS[i] for i in (1, 2, 3)]
+    assert repr(page(text)) == f"text 0\n{words[0]}«{words[1]}»{words[2]}"
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+    shown = repr(page(text))
+    assert re.search(rf"\x1b\[[0-9;]*43m{words[1]}\x1b\[0m\x1b\[31m ?{words[2].split()[0]}", shown)
+    assert "kept only by a lossy rule" in shown, "the colours are explained"
+    hostile = InspectionPage([InspectedText(HOSTILE + "\x1b]0;x\x07", [])], Words())
+    assert "\x1b]0;" not in repr(hostile)
