@@ -13,12 +13,13 @@ from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
-from transformers import CompileConfig, PreTrainedModel
+from transformers import CompileConfig, LogitsProcessorList, PreTrainedModel
 
 from hf_lossy_assist import last_stats
 from hf_lossy_assist.core.distributions import Randomness
+from hf_lossy_assist.drafting.vocabulary import SAME
 from hf_lossy_assist.models.static.cache_slot import give_back, take_slot
-from hf_lossy_assist.models.static.fixed import Widths
+from hf_lossy_assist.models.static.fixed import FixedSampler, Widths
 from hf_lossy_assist.models.static.graphs import RECORDERS, CompiledRecording, Recording
 from hf_lossy_assist.models.static.runner import StaticCacheRunner
 
@@ -29,6 +30,7 @@ from .run import Row, Run, heard
 Model: TypeAlias = PreTrainedModel
 WAYS: dict[str, dict[str, Any]] = {"graphs": {}, "compiled": {"compile": True}, "eager": {"compile": False}}
 """``lossy_config`` of each way to run forwards."""
+GREEDY = FixedSampler(0, False, LogitsProcessorList(), None, SAME)
 PLAIN = "no drafts"
 ALPHA = 0.8
 
@@ -152,7 +154,7 @@ def forwards(run: Run, target: Model, draft: Model, prompt: Tensor, way: str, ga
     how = CompiledRecording(recorder, config(run)) if way == "compiled" else Recording(recorder)
     for name, model, shapes in (
         ("target", target, Widths((gamma + 1,), room=gamma + 1)),
-        ("draft", draft, Widths(drafts=(gamma,), room=gamma + 1)),
+        ("draft", draft, Widths(drafts=(gamma,), sampler=GREEDY, room=gamma + 1)),
     ):
         with run.step(f"forwards of the {name}") as begins, torch.no_grad():
             if not begins:

@@ -212,7 +212,7 @@ class HeadRunner(FixedRunner):
     def _anything(self, width: int) -> Tensor:
         """Return ``(rows, width, d)`` states for a trial."""
         rows = self.fixed.slot.rows
-        return self.embeddings[:1].expand(rows, width, -1).to(self.device, self.model.dtype).contiguous()
+        return self.embeddings[:1].repeat(rows, width, 1).to(self.device, self.model.dtype)
 
 
 class DynamicSlots:

@@ -13,12 +13,13 @@ from typing import Any
 import cyclopts
 import pytest
 import torch
-from transformers import CompileConfig, LlamaConfig, LlamaForCausalLM
+from transformers import CompileConfig, LlamaConfig, LlamaForCausalLM, LogitsProcessorList
 
+from hf_lossy_assist.drafting.vocabulary import SAME
 from hf_lossy_assist.models import quantised
 from hf_lossy_assist.models.static import layerwise
 from hf_lossy_assist.models.static.cache_slot import StaticCacheSlot, new_static_cache
-from hf_lossy_assist.models.static.fixed import Widths
+from hf_lossy_assist.models.static.fixed import FixedSampler, Widths
 from hf_lossy_assist.models.static.forwards import Compiling
 from hf_lossy_assist.models.static.graphs import CompiledRecording
 from hf_lossy_assist.models.static.runner import StaticCacheRunner
@@ -95,7 +96,9 @@ def launched(launches: Launches, case: str, way: Way, layers: int, drafts: int =
 
     how = CompiledRecording(recorder, CompileConfig(mode="default", options=way.options, fullgraph=way.whole))
     runner.trial(False, 1, True)  # gives the cache its tensors
-    runner.fixed.prepare(runner, how, Widths(() if drafts else (tokens,), drafts=(drafts,) if drafts else ()))
+    greedy = FixedSampler(0, False, LogitsProcessorList(), None, SAME)
+    widths = Widths(drafts=(drafts,), sampler=greedy) if drafts else Widths((tokens,))
+    runner.fixed.prepare(runner, how, widths)
     if drafts:
         runner.trial_draft(runner.fixed.chains[0], None)
     else:
