@@ -141,7 +141,6 @@ def _check_header(kind: str, values: Any) -> None:
 
 # Labels and formats of metrics; others appear by their own names.
 _LABELS: Mapping[str, tuple[str, str]] = {
-    "auc_solved": ("ROC-AUC on prompts that the target solves", ".4f"),
     "auc": ("ROC-AUC", ".4f"),
     "auc_draft": ("ROC-AUC with the state that has read the drafted token (the paper's choice)", ".4f"),
     "auc_gain": ("ROC-AUC of the better state less that of the other", "+.4f"),
@@ -156,7 +155,6 @@ _LABELS: Mapping[str, tuple[str, str]] = {
     "folds": ("Folds", ","),
     "prompts": ("Prompts", ","),
     "tokens": ("Labelled tokens", ","),
-    "solved_prompts": ("Prompts that the target solves", ","),
     "important_share": ("Tokens that matter", ".1%"),
     "acceptable_share": ("Acceptable tokens", ".1%"),
 }

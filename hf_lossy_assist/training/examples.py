@@ -6,7 +6,7 @@ import hashlib
 import json
 import platform
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -22,7 +22,7 @@ from ..heads import ModelIdentity, columns
 from ..heads.identity import differing_models
 from ..store.folder import command_line, without_folder, without_folders
 from ..version import __version__
-from .label_folder import Mined, PromptLabels, load_mined
+from .label_folder import Mined, load_mined
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,8 +31,7 @@ class Examples:
 
     ``states`` are ``(N, d)`` arrays by name. The head predicts the probability of a True label; ``classes`` names False
     and True in words. A split keeps the tokens of one prompt together. A token stands for ``weights`` ``(N,)`` of its
-    prompt's tokens, by default for itself. ``solved`` ``(N,)`` tells whether the target answers the prompt rightly;
-    None where that is not known.
+    prompt's tokens, by default for itself.
     """
 
     states: Mapping[str, NDArray[np.float32]]
@@ -40,7 +39,6 @@ class Examples:
     prompts: NDArray[np.int64]
     classes: tuple[str, str] = ("unimportant", "important")
     weights: NDArray[np.floating] = None  # type: ignore[assignment]
-    solved: NDArray[np.bool_] | None = None
 
     def __post_init__(self) -> None:
         if self.weights is None:
@@ -62,7 +60,7 @@ class Examples:
         """Select the examples where ``mask`` ``(N,)`` is True."""
         states = {name: state[mask] for name, state in self.states.items()}
         rows = {"labels": self.labels[mask], "prompts": self.prompts[mask], "weights": self.weights[mask]}
-        return replace(self, states=states, **rows, solved=None if self.solved is None else self.solved[mask])
+        return replace(self, states=states, **rows)
 
     def counts(self) -> dict[str, float]:
         return {
@@ -76,12 +74,10 @@ def joined(parts: Sequence[Examples]) -> Examples:
     """Return the examples of several data with different prompts, and the states that all of them have."""
     starts = np.cumsum([0, *(part.prompts.max(initial=-1) + 1 for part in parts)])
     rows = {name: np.concatenate([getattr(part, name) for part in parts]) for name in ("labels", "weights")}
-    known = all(part.solved is not None for part in parts)
     return Examples(
         {x: np.concatenate([y.states[x] for y in parts]) for x in parts[0].states if all(x in y.states for y in parts)},
         prompts=np.concatenate([part.prompts + start for part, start in zip(parts, starts, strict=False)]),
         classes=parts[0].classes,
-        solved=np.concatenate([part.solved for part in parts]) if known else None,
         **rows,
     )
 
@@ -224,10 +220,9 @@ def read_judged(
         )
     chosen = available if states is None else states
     table = _arrays(mined, ["prompt_id", "important", "weight", *chosen])
-    solved = _of_prompts(mined, lambda row: row.columns.get("solved"))
     examples = Examples(
         {name: table[name] for name in chosen}, table["important"].astype(bool), table["prompt_id"],
-        weights=table["weight"].astype(np.float64), solved=None if solved is None else solved.astype(bool),
+        weights=table["weight"].astype(np.float64),
     )  # fmt: skip
     return LabelledMismatch(examples, _origin(mined, folder, target), frozenset(row.prompt for row in mined.prompts))
 
@@ -276,13 +271,6 @@ def _arrays(mined: Mined, columns: Sequence[str]) -> Mapping[str, NDArray[Any]]:
     if missing := [name for name in columns if name not in mined.tokens]:
         raise LossyValueError(f"`data` has to have the columns {missing}, but has {[*mined.tokens]}; mine again")
     return {name: mined.tokens[name] for name in columns}
-
-
-def _of_prompts(mined: Mined, value: Callable[[PromptLabels], Any]) -> NDArray[Any] | None:
-    """Return a value of the prompts for each token; None where some have none."""
-    by_prompt = {row.id: value(row) for row in mined.prompts}
-    values = [by_prompt[prompt] for prompt in mined.tokens["prompt_id"].tolist()]
-    return None if None in values else np.array(values)
 
 
 def _origin(mined: Mined, folder: str | Path, target: ModelIdentity | None) -> Origin:

@@ -5,9 +5,6 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Annotated
 
-import numpy as np
-from numpy.typing import NDArray
-
 from ..heads import JudgeHead, ThresholdRow, columns
 from ..heads.judge_head import POSITIONS
 from ..values import Checked, Rule
@@ -16,8 +13,6 @@ from .validation import (
     RECALLS,
     STRENGTHS,
     Trained,
-    area_of,
-    both_classes,
     fit,
     largest_threshold,
     recall_and_skipped,
@@ -72,18 +67,7 @@ def train_judge(
     head = JudgeHead.from_linear(
         **found.linear, models=settings.models, positions=found.choice, threshold=threshold,
         thresholds=tuple(ThresholdRow(t, *recall_and_skipped(examples, scores, t)) for t in table),
-        metrics={**_solved(examples, scores, seed), **found.metrics, "recall": recall, "skipped": skipped},
+        metrics={**found.metrics, "recall": recall, "skipped": skipped},
         **origin.config_fields(asdict(settings)),
     )  # fmt: skip
     return Trained(head, examples, scores, found.fitted)
-
-
-def _solved(examples: Examples, scores: NDArray[np.floating], seed: int) -> dict[str, float]:
-    """Return the area on the prompts that the target solves: only there does a label protect a right answer."""
-    if examples.solved is None or examples.solved.all() or not both_classes(examples.labels[examples.solved]):
-        return {}
-    right = examples.where(examples.solved)
-    return {
-        **area_of(right, scores[examples.solved], seed=seed, name="auc_solved"),
-        "solved_prompts": len(np.unique(right.prompts)),
-    }

@@ -113,10 +113,10 @@ def quantiles(draws: NDArray[np.float64]) -> tuple[float, float]:
     return float(low), float(high)
 
 
-def area_of(examples: Examples, scores: NDArray[np.floating], *, seed: int, name: str = "auc") -> dict[str, float]:
+def area_of(examples: Examples, scores: NDArray[np.floating], *, seed: int) -> dict[str, float]:
     """Return the ROC-AUC on examples and its interval, as metrics."""
     low, high = quantiles(auc_draws(examples, scores, seed=seed))
-    return {name: auc_of(examples, scores), f"{name}_low": low, f"{name}_high": high}
+    return {"auc": auc_of(examples, scores), "auc_low": low, "auc_high": high}
 
 
 @dataclass(frozen=True, eq=False)

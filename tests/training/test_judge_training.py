@@ -114,20 +114,6 @@ def test_the_better_state_is_read():
     assert "auc_draft" not in other.head.config.metrics
 
 
-def test_prompts_that_the_target_solves_are_measured_apart():
-    examples = judged()
-    solved = examples.prompts % 2 == 0
-    examples.labels[~solved] = np.random.default_rng(5).random((~solved).sum()) < 0.5  # there, nothing can be known
-    trained = train_judge(replace(examples, solved=solved), ORIGIN, JudgeSettings(positions="draft"))
-    metrics = trained.head.config.metrics
-    expected = roc_auc_score(examples.labels[solved], trained.probabilities[solved])
-    assert metrics["auc_solved"] == pytest.approx(expected)
-    assert metrics["auc_solved_low"] < expected < metrics["auc_solved_high"]
-    assert metrics["auc_solved"] > metrics["auc"] + 0.1
-    assert metrics["solved_prompts"] == len(np.unique(examples.prompts[solved]))
-    assert "auc_solved" not in train_judge(examples, ORIGIN).head.config.metrics
-
-
 @pytest.mark.parametrize("recall", [0.9, 0.96, 1.0])
 def test_thresholds_are_measured_out_of_fold(recall):
     trained = train_judge(judged(prompts=200), ORIGIN, JudgeSettings(positions="draft", recall=recall))
