@@ -62,7 +62,7 @@ def evaluate(
                 pair.target, pair.draft, tokenizer=pair.tokenizer, task=task, modes=listed(pair.rule_heads),
                 heads=pair.rule_heads, reference=measuring.reference, limit=limit, split=prompts.chosen_split(),
                 batch_size=batch_size, prompt_lookup_num_tokens=lookup, max_new_tokens=max_new_tokens,
-                seed=decoding.seed or 0, measure=measuring.measure or ("task" if scored else None),
+                seed=decoding.seed or 0, measure="task" if scored else None,
                 repeats=measuring.repeats, clock=measuring.clock, out=out,
             )  # fmt: skip
         except KeyboardInterrupt:

@@ -314,8 +314,6 @@ class Drafting(Decoding):
 class Measuring:
     """What is measured, how, and in which engine."""
 
-    measure: Literal["task", "rouge", "likelihood"] | None = None
-    "The task's score, ROUGE-L to the reference's text, or the target's p, geometric mean."
     reference: str | None = None
     "The mode to compare with; plain, else lossless by default."
     repeats: Annotated[int, AT_LEAST_1] = 1

@@ -78,8 +78,7 @@ def evaluate(
     seed
         Of the first problem; each further problem adds one.
     measure
-        ``"task"``: the task's score. For open-ended prompts ``"rouge"``, ROUGE-L against the reference's text, or
-        ``"likelihood"``, the geometric mean of the tokens' p. None only measures times.
+        ``"task"``: the task's score; for plain prompts ROUGE-L against the reference's text. None only measures times.
     repeats
         How often every problem is answered. The speed is that of the median, and the first text counts.
     clock

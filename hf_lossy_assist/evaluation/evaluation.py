@@ -29,7 +29,6 @@ from ..values import ONE_OR_MORE
 from .answers import Answer, AnswerStore
 from .meters import CLOCKS, provenance
 from .modes import DecodingMode
-from .quality import MEASURES, Measurable
 from .requests import Ending, PromptBatch, Response, batches_of, run_request
 from .result import EvaluationResult
 from .scores import baselines_of
@@ -54,7 +53,7 @@ class Evaluation:
     max_new_tokens: int | None = None  # None: the task's own
     seed: int = 0  # of the first problem; each further problem adds one
     process: Process = field(default_factory=Process)  # its number decides which batches it answers
-    measure: str | None = "task"  # one of :data:`~hf_lossy_assist.evaluation.quality.MEASURES`; None only times
+    measure: str | None = "task"  # the task's score; None only times
     repeats: int = 1  # how often a batch is answered, to measure the speed
     clock: str = "wall"  # one of :data:`~hf_lossy_assist.evaluation.meters.CLOCKS`
 
@@ -78,8 +77,8 @@ class Evaluation:
             raise LossyValueError(f"`reference` has to be one of the modes {labels}, but is {self.reference!r}")
         for mode in self.modes:
             mode.check_pair(self.pair)
-        if self.measure not in (None, *MEASURES):
-            raise LossyValueError(f"`measure` has to be one of {list(MEASURES)}, but is {self.measure!r}")
+        if self.measure not in (None, "task"):
+            raise LossyValueError(f"`measure` has to be 'task' or None, but is {self.measure!r}")
         cpu = self.pair.target.device.type == "cpu" and torch.get_num_threads() == 1
         if self.clock not in CLOCKS or (self.clock == "cpu" and not cpu):
             raise LossyValueError(
@@ -181,9 +180,7 @@ class Evaluation:
             score = None
             if self.measure is not None:
                 own = text if mode.label == self.reference else store[self.reference, i].text
-                score = MEASURES[self.measure](
-                    Measurable(self.pair.task, self.examples[i], self.pair.target, self._prompt(i), tokens, text, own)
-                )
+                score = self.pair.task.score(self.examples[i], text, own)
             cut = len(tokens) >= self.length and int(tokens[-1]) not in ends
             answers.append(
                 Answer(

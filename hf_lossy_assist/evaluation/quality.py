@@ -1,50 +1,15 @@
-"""Scores of answers by several measures, and how well means, differences and ratios are known."""
+"""How well means, differences and ratios are known."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 from numpy.typing import ArrayLike
-from torch import Tensor
-from transformers import PreTrainedModel
 
 from ..errors import LossyValueError
-from ..models.reading import logits_along
-from ..tasks import Example, Task
-from ..tasks.plain_prompts import rouge_l
-
-
-@dataclass(frozen=True, eq=False)
-class Measurable:
-    """An answer with everything that a measure may read."""
-
-    task: Task
-    example: Example
-    target: PreTrainedModel
-    prompt: Tensor  # token ids, ``(L,)``
-    tokens: Tensor  # generated token ids, ``(n,)``
-    text: str
-    own: str  # the reference mode's text
-
-
-def likelihood(answer: Measurable) -> float:
-    """Return the geometric mean of p over the answer's tokens; p is the target's, without any warper."""
-    ids, start = torch.cat([answer.prompt, answer.tokens])[None], len(answer.prompt)
-    log_p = torch.cat([logits.log_softmax(-1) for logits in logits_along(answer.target, ids, start)], dim=1)
-    return log_p.gather(-1, ids[:, start:, None].cpu()).double().mean().exp().item()
-
-
-MEASURES: Mapping[str, Callable[[Measurable], float]] = {
-    "task": lambda answer: answer.task.score(answer.example, answer.text, answer.own),
-    "rouge": lambda answer: rouge_l(answer.text, answer.own),
-    "likelihood": likelihood,
-}
-"""Measures from 0 to 1 by name: the task's, ROUGE-L against the reference mode's text, and :func:`likelihood`."""
 
 
 class Interval(NamedTuple):

@@ -3,32 +3,24 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from math import comb
 from pathlib import Path
 
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-import torch
 from scipy import stats
 
 from hf_lossy_assist import LossyValueError
 from hf_lossy_assist.evaluation.answers import Answer
-from hf_lossy_assist.evaluation.evaluation import Evaluation
-from hf_lossy_assist.evaluation.modes import DecodingMode, parse_modes
 from hf_lossy_assist.evaluation.quality import (
-    Measurable,
     interval,
-    likelihood,
     paired_interval,
     times_as_fast,
 )
-from hf_lossy_assist.evaluation.requests import batches_of, run_request
 from hf_lossy_assist.evaluation.result import answer_table
 from hf_lossy_assist.evaluation.scores import mode_scores
 from hf_lossy_assist.evaluation.tables import as_text
-from tests.tiny_models import prompt
 
 
 def interval_of_counts(n: int, better: int, worse: int) -> tuple[float, float]:
@@ -176,27 +168,3 @@ def test_lengths_and_times_are_compared_problem_by_problem():
     assert lossy.seconds_apart == pytest.approx((0.3, known.low / 10, known.high / 10))
     shown = as_text(answer_table([alone, lossy], "plain"))
     assert f"+3.0 ({known.low:+.1f} to {known.high:+.1f})" in shown
-
-
-def test_likelihood_is_that_of_token_by_token_scoring(models):
-    put = batches_of(prompt(6).tolist())[0]
-    tokens = run_request(models, DecodingMode("x", "topk", {"k": 8}, 5, 1.3), put, 12).rows[0]
-    text, log_p = torch.cat([put.ids[0], tokens]), []
-    for i, token in enumerate(tokens):
-        with torch.no_grad():
-            z = models.target(input_ids=text[None, : 6 + i]).logits[0, -1].double().numpy()
-        log_p.append(z[token] - np.log(np.exp(z).sum()))
-    answer = Measurable(None, None, models.target, put.ids[0], tokens, "", "")
-    assert likelihood(answer) == pytest.approx(np.exp(np.mean(log_p)), rel=1e-4)
-
-
-def test_open_texts_are_compared_with_the_target_s_own(pair):
-    modes = parse_modes("plain,lossless,topk:k=9999", 5)
-    evaluation = Evaluation(pair, modes, "plain", 2, batch_size=2, measure="rouge")
-    for answers in evaluation.run():
-        assert answers["plain"].score == answers["lossless"].score == 1
-        assert 0 <= answers["topk:k=9999"].score < 1
-    for answers in replace(evaluation, measure="likelihood").run():
-        assert answers["topk:k=9999"].score < answers["plain"].score <= 1
-    with pytest.raises(LossyValueError, match="`measure` has to be one of"):
-        replace(evaluation, measure="beauty")
