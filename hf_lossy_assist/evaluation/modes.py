@@ -275,6 +275,11 @@ def parse_modes(text: str, gamma: int | str | None = 5, temperature: float | Non
     return [_mode(part.strip(), gamma, temperature) for part in split(text, ",")]
 
 
+def by_name(text: str) -> str:
+    """Return a mode whose rules are named; those of a user's modules are imported."""
+    return OWN_RULE.sub(_registered, text)
+
+
 def _registered(path: re.Match[str]) -> str:
     """Return the name of a user's rule, once it is imported."""
     if path[1] in REGISTRY:
@@ -288,7 +293,7 @@ def _registered(path: re.Match[str]) -> str:
 def _mode(text: str, gamma: int | str | None, temperature: float | None) -> DecodingMode:
     if (Path(text) / GENERATION_CONFIG).is_file():
         return DecodingMode.stored(text)
-    spelt = Spelling.read(OWN_RULE.sub(_registered, text), "modes")
+    spelt = Spelling.read(by_name(text), "modes")
     name, own = spelt.mode, spelt.gamma
     gamma = gamma if own is None else own
     if own == 0 and name != "lossless":

@@ -13,7 +13,7 @@ import torch
 
 from hf_lossy_assist.acceptors import REGISTRY, head_type
 from hf_lossy_assist.errors import LossyUnsupportedError, LossyValueError
-from hf_lossy_assist.evaluation.modes import TARGET_ALONE, DecodingMode, parse_modes, usual_modes
+from hf_lossy_assist.evaluation.modes import TARGET_ALONE, DecodingMode, by_name, parse_modes, usual_modes
 from hf_lossy_assist.evaluation.requests import PromptBatch, run_request
 from hf_lossy_assist.generation.config import LossyConfig
 from hf_lossy_assist.heads import JudgeConfig, JudgeHead, ModelIdentity
@@ -208,6 +208,9 @@ def test_a_rule_of_one_s_own_is_named_by_its_path(tmp_path, monkeypatch):
             ("own_rules:Mine", "mine", 5),
         ]  # fmt: skip
         assert modes[0].settings == {"share": 0.2}
+        assert by_name("topk^own_rules:Mine@auto:mine.share=0.2") == "topk^mine@auto:mine.share=0.2", (
+            "as advise spells it"
+        )
         for text, said in (("own_rules:other", "which is no rule"), ("own_rules:Nothing", "has no 'Nothing'"),
                            ("no_module:Rule", "importing 'no_module' failed"), ("topk:k", "KEY=VALUE")):  # fmt: skip
             with pytest.raises(LossyValueError, match=said):

@@ -23,7 +23,7 @@ from ...store.folder import MANIFEST, write_json
 from ...tasks import Task
 from ..answers import AnswerStore, read_plan
 from ..evaluation import Evaluation
-from ..modes import EVERYTHING, DecodingMode, parse_modes
+from ..modes import EVERYTHING, DecodingMode, by_name, parse_modes
 from ..requests import PromptBatch, PromptList, Prompts
 from .advice import Advice, Replayed
 from .replay import Acceptance, TextLogits, drawn, greedy, processors_of, read_laws
@@ -146,7 +146,7 @@ class Advising:
     @cached_property
     def rules(self) -> list[tuple[DecodingMode, Acceptor]]:
         """The modes and their rules, ``lossless`` first; a mode's draft lengths are those to show."""
-        texts = [text.strip() for text in split(self.modes or (SAMPLED if self.sampled else GREEDY), ",")]
+        texts = [by_name(text.strip()) for text in split(self.modes or (SAMPLED if self.sampled else GREEDY), ",")]
         found = {}
         for text in dict.fromkeys(("lossless", *texts, EVERYTHING)):
             (mode,) = parse_modes(text, None, self.temperature)
