@@ -44,7 +44,8 @@ def check(words: list[str]) -> None:
         path = words[3] if words[0] == "hf" else words[1]
         assert "/" not in path or (pages.ROOT / path).exists(), f"no such file: {path}"
     elif words[0] == "make":
-        assert f"\n{words[1]}:" in (pages.ROOT / "Makefile").read_text(encoding="utf-8")
+        rules = (pages.ROOT / "Makefile").read_text(encoding="utf-8")
+        assert re.search(rf"^(\S+ )*{re.escape(words[1])}( \S+)*:", rules, re.MULTILINE), f"no target: {words[1]}"
     else:
         assert words[:2] in (["pip", "install"], ["git", "clone"]), f"an unknown command: {words}"
 

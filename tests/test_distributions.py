@@ -199,7 +199,7 @@ def run(command: list[str | Path], folder: Path) -> str:
 def test_the_wheel_is_used_from_python(installed: Path, own_heads: str, tmp_path: Path):
     """Importing the package imports nothing else, changes nothing and shows what is public; README and demo run."""
     text = (ROOT / "README.md").read_text(encoding="utf-8")
-    block, printed = re.search(r"\n```python\n((?:(?!```).)*)```\n\n```text\n(.*?\n)```", text, re.DOTALL).groups()
+    block, printed = re.search(r"\n```python\n((?:(?!```).)*)```\n+```text\n(.*?\n)```", text, re.DOTALL).groups()
     said = run([installed / "python", "-c", f"{USE}\n{HEADS}\n{block}\n{DEMO}"], tmp_path)
     assert said.startswith(str(installed.parent))
     (folder,) = re.findall(rf"^(.*)\n{re.escape(own_heads)}$", said, re.M)

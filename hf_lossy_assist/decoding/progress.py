@@ -30,6 +30,22 @@ class TokenStatusStreamer(BaseStreamer):
     ``put_statuses`` follows one or more calls of ``put``. It gives the status of every token since the last time,
     without the prompt: ``"accepted"``, ``"accepted_lossy"``, ``"corrected"`` or ``"bonus"``, as in the trace of
     :class:`~hf_lossy_assist.LossyStats`. Plain ``generate()`` never calls it.
+
+    Examples
+    --------
+    >>> from hf_lossy_assist import enabled, pairs
+    >>> class Lossy(TokenStatusStreamer):
+    ...     count = 0
+    ...     def put(self, value): ...  # the prompt, then the tokens of each round
+    ...     def put_statuses(self, statuses):
+    ...         self.count += statuses.count("accepted_lossy")
+    ...     def end(self):
+    ...         print(self.count > 0)
+    >>> pair = pairs.load("arithmetic")
+    >>> inputs = pair.tokenizer(pair.task.examples("test", 2)[1].prompt, return_tensors="pt")
+    >>> with enabled(pair.target, assistant_model=pair.draft, lossy_mode="min_p"):
+    ...     _ = pair.target.generate(**inputs, do_sample=False, max_new_tokens=80, streamer=Lossy())
+    True
     """
 
     def put_statuses(self, statuses: Sequence[str]) -> None:
