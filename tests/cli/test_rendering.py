@@ -7,7 +7,7 @@ import pytest
 from benchmarks.bundled_pair.recipe import build_tokenizer
 from hf_lossy_assist.cli.console import figures_table
 from hf_lossy_assist.cli.rendering import LOSSY_STYLE, MarkedText, traced_text
-from hf_lossy_assist.core.statistics import LossyStats
+from tests.core.test_statistics import ROW
 
 
 @pytest.fixture(scope="module")
@@ -54,20 +54,7 @@ def test_text_of_several_lines_comes_a_piece_at_a_time(tokenizer):
 
 
 def test_the_table_says_what_the_statistics_say():
-    stats = LossyStats(
-        rounds=4,
-        drafted=20,
-        accepted=10,
-        accepted_lossy=3,
-        corrected=3,
-        bonus=1,
-        accepted_histogram=(1, 0, 2, 1),
-        accepted_by={"topk": 10},
-        seconds={"total": 2.0, "drafting": 1.0},
-        lossless=False,
-        trace=("accepted",) * 14,
-    )
-    table = figures_table(stats.figures(), stats.title)
+    table = figures_table(ROW.figures(), ROW.title)
     shown = dict(zip(*(list(column.cells) for column in table.columns), strict=True))
     assert shown["mean accepted"] == "2.50"
     assert shown["tokens per round"] == "3.50"

@@ -17,17 +17,18 @@ class Recorder(TokenStatusStreamer):
     def __init__(self) -> None:
         self.tokens: list[int] = []
         self.fates: list[str] = []
-        self.ended = False
+        self.ended = 0
 
     def put(self, value: Any) -> None:
         assert len(self.fates) <= len(self.tokens)
+        assert not self.ended
         self.tokens += value.flatten().tolist()
 
     def put_statuses(self, fates: Any) -> None:
         self.fates += fates
 
     def end(self) -> None:
-        self.ended = True
+        self.ended += 1
 
 
 @pytest.mark.parametrize(
@@ -48,4 +49,4 @@ def test_fates_are_the_trace(fields: dict):
     assert recorder.tokens == out[0].tolist()
     assert tuple(recorder.fates) == last_stats(target).trace
     assert len(recorder.fates) == out.shape[1] - ids.shape[1]
-    assert recorder.ended
+    assert recorder.ended == 1

@@ -14,6 +14,7 @@ from hf_lossy_assist.heads import JudgeConfig, JudgeHead, ModelIdentity
 from tests.acceptors.fixtures import assert_texts_have_the_law
 from tests.acceptors.table import ROWS, Row, row_id
 from tests.architectures import ATTENDING, RECURRENT, family
+from tests.dflash_heads import random_dflash
 from tests.eagle3_heads import layer, random_head, trained_pair
 from tests.nightly import nightly, spread
 from tests.parity import assert_same_rows, assert_same_text
@@ -189,7 +190,7 @@ def test_a_judge_that_reads_both_models_states_judges_nodes(inputs: dict, monkey
 
 
 @pytest.mark.parametrize(
-    ("drafts", "shape"), [("model", SMALL), ("eagle3", SMALL), ("eagle3", None)], ids=["model", "eagle3", "a chain"]
+    ("drafts", "shape"), [("model", SMALL), ("eagle3", SMALL), ("eagle3", None), ("dflash", None)], ids=str
 )
 def test_the_law_of_sampled_texts_is_the_target_s(drafts: str, shape: dict | None):
     """4,000 texts of 4 tokens: chi-square at p > 1e-4."""
@@ -201,6 +202,8 @@ def test_the_law_of_sampled_texts_is_the_target_s(drafts: str, shape: dict | Non
     draft = noisy_copy(target, 0.1)
     if drafts == "eagle3":
         draft = random_head(layer(vocab_size=5), drafted=3, own_embeddings=False)
+    elif drafts == "dflash":  # a product of marginals
+        draft = random_dflash(layers={"vocab_size": 5}, output_multiplier=0.2)
     output = trees(
         target, draft, shape, config={"seed": 0}, input_ids=torch.tensor([[1, 3, 2]]).repeat(4000, 1), do_sample=True,
         top_k=4, temperature=1.3, max_new_tokens=4, num_assistant_tokens=3, return_dict_in_generate=True,

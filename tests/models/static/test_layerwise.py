@@ -8,7 +8,7 @@ import warnings
 import pytest
 import torch
 from torch import nn
-from transformers import CompileConfig, GPT2Config, GPT2LMHeadModel, GptOssConfig, GptOssForCausalLM
+from transformers import CompileConfig, GPT2Config, GPT2LMHeadModel
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 
 from hf_lossy_assist.compat.caches import CACHE
@@ -17,6 +17,7 @@ from hf_lossy_assist.models.quantised import FEW_ROWS
 from hf_lossy_assist.models.static.cache_slot import StaticCacheSlot, new_static_cache
 from hf_lossy_assist.models.static.forwards import TUNING, Compiling, states_of
 from hf_lossy_assist.models.static.layerwise import CompilingLayers, compiling, layer_kinds_of
+from tests.architectures import made
 from tests.eagle3_heads import trained_pair
 from tests.graphs import EAGER, Backend, both
 from tests.nightly import nightly
@@ -25,18 +26,6 @@ from tests.tiny_models import ARCHITECTURES, VOCAB, noisy_copy, padded, prompt, 
 FEWER = TUNING["cuda"]
 SHAPES = 3  # the target's γ + 1 tokens, and the draft's two and one
 KINDS = dict.fromkeys(ARCHITECTURES, 1) | {"gemma3": 2, "gpt_oss": 2, "gemma3 of 12 layers": 2}
-
-
-def gpt_oss():
-    """Mixed attention, sinks, and experts."""
-    torch.manual_seed(0)
-    config = GptOssConfig(
-        vocab_size=VOCAB, hidden_size=32, intermediate_size=16, num_hidden_layers=4, num_attention_heads=4,
-        num_key_value_heads=2, head_dim=8, num_local_experts=4, num_experts_per_tok=2, sliding_window=8,
-        max_position_embeddings=256, initializer_range=0.2, bos_token_id=1, eos_token_id=2, pad_token_id=0,
-        rope_parameters={"rope_type": "default", "rope_theta": 1e4},
-    )  # fmt: skip
-    return GptOssForCausalLM(config).eval()
 
 
 def deep(architecture: str, layers: int = 12):
@@ -50,7 +39,7 @@ def deep(architecture: str, layers: int = 12):
 
 def model_of(name: str):
     name, *more = name.split(" of ")
-    return deep(name) if more else gpt_oss() if name == "gpt_oss" else tiny(name)
+    return deep(name) if more else made(name).float() if name == "gpt_oss" else tiny(name)
 
 
 def texts(target, draft, backend, fullgraph=False, **kwargs):
