@@ -6,21 +6,19 @@ import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
-from sklearn.exceptions import ConvergenceWarning
-from sklearn.linear_model import LogisticRegression
-from sklearn.metrics import roc_auc_score, roc_curve
-from sklearn.model_selection import StratifiedGroupKFold, cross_val_predict
-from sklearn.pipeline import Pipeline, make_pipeline
-from sklearn.preprocessing import StandardScaler
 
-from ..errors import LossyValueError
+from ..errors import LossyValueError, need
 from ..heads import Head
 from ..heads.repository import ROC
 from ..progress import track
 from .examples import Examples
+
+if TYPE_CHECKING:
+    from sklearn.pipeline import Pipeline
 
 FOLDS = 5
 
@@ -43,6 +41,8 @@ Split = tuple[NDArray[np.int64], NDArray[np.int64]]
 
 def folds_of(examples: Examples, *, seed: int = 0) -> list[Split]:
     """Deal prompts into folds with about equal shares of both classes; a prompt's tokens stay together."""
+    from sklearn.model_selection import StratifiedGroupKFold  # of the extra `lab`, as all of scikit-learn
+
     labels, prompts = examples.labels, examples.prompts
     cut = StratifiedGroupKFold(min(FOLDS, len(np.unique(prompts))), shuffle=True, random_state=seed)
     with warnings.catch_warnings():
@@ -104,6 +104,8 @@ def auc_draws(
 
 def auc_of(examples: Examples, scores: NDArray[np.floating]) -> float:
     """Return the ROC-AUC on examples, which count by their weights."""
+    from sklearn.metrics import roc_auc_score
+
     return float(roc_auc_score(examples.labels, scores, sample_weight=examples.weights))
 
 
@@ -146,6 +148,10 @@ class Fitted:
 
 def pipeline_of(strength: float) -> Pipeline:
     """Return a standardisation and a logistic regression with L2 regularisation, of scikit-learn's ``C``."""
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import StandardScaler
+
     return make_pipeline(StandardScaler(), LogisticRegression(C=strength, max_iter=MAX_ITER))
 
 
@@ -160,6 +166,10 @@ def fit(choices: Mapping[str, Sequence[str]], strengths: Sequence[float], exampl
     The best is that whose ROC-AUC out of fold is the highest. So it is chosen by the same figures that are reported,
     which makes them a little too good.
     """
+    need("lab", "training a head")
+    from sklearn.exceptions import ConvergenceWarning
+    from sklearn.model_selection import cross_val_predict
+
     folds, labels, weights = folds_of(examples, seed=seed), examples.labels, _weights(examples)
 
     def crossed(name: str, strength: float) -> NDArray[np.floating]:
@@ -206,6 +216,7 @@ class Trained:
         folder.mkdir(parents=True, exist_ok=True)
         # Without pyplot, which would choose a window system and keep every figure alive.
         from matplotlib.figure import Figure
+        from sklearn.metrics import roc_curve
 
         figure = Figure(figsize=(5, 4.5), layout="constrained")
         axes, examples = figure.add_subplot(), self.examples
