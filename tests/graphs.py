@@ -18,10 +18,10 @@ from tests.tiny_models import noisy_copy, prompt, tiny
 
 NEW = LEAST_TOKENS  # fewer are not recorded
 EAGER = {"compile": False}
-# Target's forwards and draft's graphs: a whole draft is one, or two of other lengths where it may end early.
+# Target's forwards and draft's graphs: a whole draft is one, or one of three lengths where it may end early.
 RECORDINGS = {"no drafts": 1, "no drafts, drawn": 1, "greedy": 2, "drawn": 2, "drawn, processed": 2}
-RECORDINGS |= {"ensemble, drawn": 3, "greedy, default length": 3, "drawn, default length": 3}
-RECORDINGS |= {"a threshold": 3, "drawn, a threshold": 3}
+RECORDINGS |= {"ensemble, drawn": 4, "greedy, default length": 4, "drawn, default length": 4}
+RECORDINGS |= {"a threshold": 4, "drawn, a threshold": 4}
 CASES = {
     "greedy": {"num_assistant_tokens": 5},
     "greedy, default length": {},

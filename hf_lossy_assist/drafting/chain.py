@@ -6,6 +6,7 @@ import sys
 from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from statistics import mean
 from types import MappingProxyType
 from typing import Any
 
@@ -23,7 +24,7 @@ from ..models.processing import process, reads_text
 from ..models.runner import ModelRunner, Nodes, WholeTokens
 from ..models.static.fixed import chance_of
 from . import Drafter
-from .draft_ends import DraftLength, DraftStop
+from .draft_ends import DEFAULT_NUM_TOKENS, DraftLength, DraftStop
 from .vocabulary import NEVER, SAME, Vocabulary
 
 _WITHOUT = nullcontext()
@@ -258,9 +259,9 @@ class ChainDrafter(SourceDrafter):
         return tokens, logits, None, sure
 
     def _at_once(self) -> int:
-        """Return how many tokens to draft before a look: as many as the last drafts had, so that few are in vain."""
-        lengths, least = self.source.runner.lengths, min(self._lasted, default=0)
-        return max((x for x in lengths if x <= least), default=min(lengths, default=1))
+        """Return how many tokens to draft before a look: about as many as the last drafts had, so few are in vain."""
+        usual = mean(self._lasted or [DEFAULT_NUM_TOKENS])
+        return min(self.source.runner.lengths, key=lambda length: abs(length - usual), default=1)
 
     def forget(self, ids: Tensor) -> None:
         self.source.rewind(ids.shape[1] - 1)

@@ -41,6 +41,7 @@ from .static_obstacles import (
 )
 
 _ANY_WIDTH = (8, 16, 40)
+_SHORTER = (2, DEFAULT_NUM_TOKENS)  # tokens of graphs beside that of the longest draft, where drafts may end early
 _AUTOMATIC_TREES = (17, 33, 65, MOST + 1)
 LEAST_TOKENS = 32
 """Fewer new tokens don't pay for recording graphs: on an H200 it takes what graphs save in ten rounds of γ = 4."""
@@ -232,8 +233,8 @@ class _RunnerChoice:
             room = max((*draft.steps, *newest, 0)) + sum(draft.blocks)
             return Widths(draft.steps + newest, draft.blocks, room=room)
         # A look is cheaper than many tokens in vain.
-        short = way.scores and not draft.blocks and longest >= 2 * DEFAULT_NUM_TOKENS
-        drafts = (DEFAULT_NUM_TOKENS, longest) if short else (longest,)
+        shorter = () if draft.blocks or not way.scores else (x for x in _SHORTER if x < longest)
+        drafts = (*shorter, longest)
         room = max((*draft.steps, *newest, sum(drafts) + 1)) + sum(draft.blocks)
         return Widths(newest, drafts=drafts, sampler=way, room=room)
 
@@ -248,6 +249,8 @@ class _RunnerChoice:
             return None
         drawn = vocabulary_sizes(self.model)[0] if call.config.do_sample else 0
         ends = bool(lengths.stop is not None or lengths.confidence)
+        if ends and device_of(draft).type not in RECORDERS:  # there a look costs nothing, and a token in vain a forward
+            return None
         return FixedSampler(drawn, ends, call.processors, settings, vocabulary)
 
     def _obstacle(self) -> str | None:

@@ -102,7 +102,7 @@ def test_heads_on_states(pair, architecture, case, inputs, recorder, default_end
     eager, graphs = both(recorder, target, head, **CASES[case] | inputs)
     assert torch.equal(eager, graphs)
     assert last_stats(target).accepted > 0
-    assert recorder.recordings == 3 + (pair is trained_pair and ("default" in case or "threshold" in case))
+    assert recorder.recordings == 3 + 2 * (pair is trained_pair and ("default" in case or "threshold" in case))
 
 
 def test_dflash_with_sliding_windows_and_few_tokens(recorder):
@@ -320,7 +320,7 @@ def test_graphs_of_one_cache_share_its_memory(recorder, default_ends):
     (_, of_target), (_, of_draft) = cache_slot._idle[target][0], cache_slot._idle[draft][0]
     assert of_target.memory.pool is not of_draft.memory.pool
     assert len(of_target.memory.pool) == len(of_target.graphs)
-    assert len(of_draft.memory.pool) == len(of_draft.graphs) == 4  # drafts of two lengths, for each temperature
+    assert len(of_draft.memory.pool) == len(of_draft.graphs) == 6  # drafts of three lengths, for each temperature
     of_draft.forget_forwards()
     assert of_draft.memory.pool is None
 
