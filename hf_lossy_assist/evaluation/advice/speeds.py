@@ -109,12 +109,12 @@ def measure_costs(
     def seconds(mode: DecodingMode, rounds: int) -> Any:
         return run_request(pair, mode, batch, rounds * ((mode.gamma or 0) + 1), now).seconds
 
-    found: dict[Any, list[np.ndarray]] = {key: [] for key in modes}
+    found: dict[Any, list[list[float]]] = {key: [] for key in modes}
     turns = [*modes] * (repeats + 1)
     timed = ([seconds(modes[key], rounds) for rounds in (1, 1 + _ROUNDS)] for key in turns)
     for number, (first, more) in enumerate(track(timed, total=len(turns), what="timing")):
         if number >= len(modes):  # after a turn to warm up
-            found[turns[number]].append((more - first).clip(min=0) / _ROUNDS)
+            found[turns[number]].append(((more - first).clip(min=0) / _ROUNDS).tolist())
     drafted = found.pop("draft")
 
     def by(at: int, name: str) -> list[Costs]:

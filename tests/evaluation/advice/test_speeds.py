@@ -131,6 +131,7 @@ def test_costs_are_what_further_rounds_add(models, monkeypatch, busy):
     found = measure_costs(models, [[1, 5, 9]] * 2, 7, (1, 5), mode, repeats=2)
     assert len(found) == 2
     assert {costs.clock for costs in found} == {"thread" if busy else "wall"}
+    assert {type(x) for costs in found for x in (costs.drafted, *costs.target.values())} == {float}, "as JSON wants"
     for costs in found if busy != "both" else ():
         assert costs.drafted == pytest.approx(0.5)
         assert costs.target == pytest.approx({1: 2.001, 2: 2.002, 6: 2.006})
