@@ -52,7 +52,7 @@ class Acceptor(ABC):
     usual
         Settings to measure the rule with, if its defaults are lossless or unusual.
     lossless_at
-        Settings at which the rule is lossless; empty for a rule that always is.
+        Settings at which the rule is lossless; empty for a rule that always is, and None for one that never is.
     without_q
         Settings at which the rule needs no draft distribution; empty if there are none.
     lossless_when_sampling
@@ -65,7 +65,7 @@ class Acceptor(ABC):
     paper: ClassVar[str]
     formula: ClassVar[Formula | None] = None
     usual: ClassVar[Mapping[str, Any]] = {}
-    lossless_at: ClassVar[Mapping[str, Any]] = {}
+    lossless_at: ClassVar[Mapping[str, Any] | None] = None
     without_q: ClassVar[Mapping[str, Any]] = {}
     lossless_when_sampling: ClassVar[bool] = False
     relaxes: ClassVar[str] = "both"
@@ -135,8 +135,9 @@ class Acceptor(ABC):
         """Tell whether the rule, as configured, leaves the distribution of the output unchanged."""
         if not self.has_effect(do_sample):
             return True
-        values = {key: getattr(self, key) for key in self.lossless_at}
-        return (self.lossless_when_sampling or not do_sample) and values == dict(self.lossless_at)
+        if self.lossless_at is None or (do_sample and not self.lossless_when_sampling):
+            return False
+        return all(getattr(self, key) == value for key, value in self.lossless_at.items())
 
     @abstractmethod
     def keep(self, v: Verification) -> Tensor:

@@ -28,6 +28,7 @@ class BlockLossless(Acceptor):
 
     name = "lossless"
     paper = "Sun et al. 2024 (arXiv:2403.10444), algorithm 2"
+    lossless_at = {}
     lossless_when_sampling = True
 
     @classmethod

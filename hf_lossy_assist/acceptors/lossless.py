@@ -54,6 +54,7 @@ class Lossless(Acceptor):
         LOSSLESS + r"; \qquad \text{block, after } x_i: \mathrm{norm}\left([p_i p - q]_+\right)",
     )
     without_q = {"verification": "token"}
+    lossless_at = {}
     lossless_when_sampling = True
 
     @property

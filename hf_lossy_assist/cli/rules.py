@@ -68,7 +68,8 @@ def rule_page(rule: type[Acceptor]) -> Group:
     for each in settings_of(rule):
         null = f" or null ({each.none_in_words})" if each.may_be_none and each.default is not None else ""
         settings.add_row(*map(Text, (each.name, _default(each), _bounds(each) + null, each.help)))
-    at = ", ".join(f"{key}={value:g}" for key, value in rule.lossless_at.items()) or "always"
+    known = rule.lossless_at
+    at = "never" if known is None else ", ".join(f"{key}={value:g}" for key, value in known.items()) or "always"
     strict = "" if rule.lossless_when_sampling else ", greedy"
     return Group(
         Text.assemble((rule.name, "bold"), f": {summary_of(rule)}"),

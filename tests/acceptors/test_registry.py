@@ -204,6 +204,7 @@ def test_fields_that_are_not_declared_are_settings_without_bounds():
 
     assert settings_of(Plain) == (Setting("words", ("a",)), Setting("more", []))
     assert Plain(words=3).words == 3
+    assert not any(Plain().is_lossless(do_sample) for do_sample in (True, False)), "it does not say that it ever is"
 
 
 @pytest.mark.parametrize("name", tables.MADE)
