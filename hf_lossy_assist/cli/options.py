@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -58,7 +59,7 @@ SHARE = must("a number > 0 and <= 1", lambda x: 0 < x <= 1)
 def check_names(modes: str) -> None:
     """Refuse modes of unknown rules before torch is imported, which takes seconds."""
     for part in split(modes, ","):
-        if not Path(part.strip()).exists() and not OWN_RULE.search(part):
+        if not os.path.exists(part.strip()) and not OWN_RULE.search(part):
             for name in Spelling.read(part, "modes").names:
                 check_name("modes", name, ["plain", "draft", "stock", "everything", "all", *get_args(LossyMode)])
 

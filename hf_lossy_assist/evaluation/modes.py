@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
@@ -291,7 +292,7 @@ def _registered(path: re.Match[str]) -> str:
 
 
 def _mode(text: str, gamma: int | str | None, temperature: float | None) -> DecodingMode:
-    if (Path(text) / GENERATION_CONFIG).is_file():
+    if os.path.isfile(os.path.join(text, GENERATION_CONFIG)):  # any text; a path's own method raises on a long one
         return DecodingMode.stored(text)
     spelt = Spelling.read(by_name(text), "modes")
     name, own = spelt.mode, spelt.gamma

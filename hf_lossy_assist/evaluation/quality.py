@@ -92,9 +92,9 @@ def interval(rows: ArrayLike, of: Callable[[np.ndarray], Any] = first_over_last,
 def paired_interval(scores: Sequence[float], reference: Sequence[float]) -> Interval:
     """Return the mean difference of two lists of scores in [0, 1] on the same problems, and its 95 % interval.
 
-    This is the paired t-test's interval. Where all answers are right, wrong or a tie of both, it has two more
-    differences, +1 and -1: the adjusted interval of Bonett and Price (2012). They stand for losses that are too rare to
-    be seen on n problems: without any difference, the interval is about ± 2.8 / n.
+    This is the paired t-test's interval. Where all answers are right, wrong or a tie of both, or all differ alike, as
+    one alone does, it has two more differences, +1 and -1: the adjusted interval of Bonett and Price (2012). They stand
+    for losses that are too rare to be seen on n problems: without any difference, the interval is about ± 2.8 / n.
 
     Examples
     --------
@@ -107,7 +107,7 @@ def paired_interval(scores: Sequence[float], reference: Sequence[float]) -> Inte
     if outside := [score for score in both if not 0 <= score <= 1]:
         raise LossyValueError(f"a score has to be a number from 0 to 1, but one is {outside[0]!r}")
     apart = [a - b for a, b in zip(scores, reference, strict=True)]
-    _, low, high = interval([1.0, -1.0, *apart] if {*both} <= {0, 0.5, 1} else apart)
+    _, low, high = interval([1.0, -1.0, *apart] if {*both} <= {0, 0.5, 1} or len({*apart}) == 1 else apart)
     return Interval((sum(scores) - sum(reference)) / len(scores), max(-1.0, low), min(1.0, high))
 
 

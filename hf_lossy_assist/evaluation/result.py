@@ -68,7 +68,7 @@ class EvaluationResult:
         rules = [
             row for label, row in self.modes.items() if label not in settings | {self.reference, *fastest.values()}
         ]
-        told = len(rules) > 1 and all(row.speed and not row.speed.few for row in rules)
+        told = len(rules) > 1 and all(row.speed and base in row.speed.times and not row.speed.few for row in rules)
         return [*words, conclusion(rules, base, fastest[base])] if told else words
 
     @property

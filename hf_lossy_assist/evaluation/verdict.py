@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 from .quality import Interval, smallest_loss
 from .scores import ModeScore
+from .tables import figure
 
 BASES = ("lossless", "plain", "stock", "reference")
 """The baselines that a rule's speed is compared with, the first that is there."""
@@ -24,8 +25,10 @@ def sentence(row: ModeScore, base: str | None, against: str, reference: str, *, 
     """
     name = f"`{row.label}`{', which is lossless here,' if row.lossless else ''}"
     times = None if base is None or row.speed is None else row.speed.times.get(base)
-    if times is None:
+    if row.speed is None:
         speed = f"{name} was not timed"
+    elif times is None:
+        speed = f"{name} writes {figure(row.tokens_per_second)} tokens a second"
     elif row.speed.few:
         speed = f"{name} was called too few times to tell its speed"
     elif times.low <= 1 <= times.high:

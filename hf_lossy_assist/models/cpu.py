@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 from ..compat.caches import cache_name, new_cache
 from ..compat.inputs import DraftForwardInputs
 from ..compat.kernels import cpu_kernels
+from ..compat.models import has_recurrent_state
 from ..errors import LossyUnsupportedError
 from ..theory import expected_tokens_per_round
 from .prepacked import check_packable, prepack
@@ -123,7 +124,8 @@ def prepare_for_cpu(target: PreTrainedModel, draft: PreTrainedModel) -> CpuRecip
     LossyValueError
         When one is no model of transformers, or neither in bfloat16 nor in float32.
     LossyUnsupportedError
-        When one is not on a CPU, changed already, or in bfloat16 on a CPU that has no kernels for it.
+        When one is not on a CPU, changed already, in bfloat16 on a CPU that has no kernels for it, or no decoder with a
+        cache that rolls back.
 
     Examples
     --------
@@ -136,6 +138,11 @@ def prepare_for_cpu(target: PreTrainedModel, draft: PreTrainedModel) -> CpuRecip
     """
     for name, model in (("target", target), ("draft", draft)):
         check_packable(name, model)
+        if model.config.is_encoder_decoder or has_recurrent_state(model):
+            raise LossyUnsupportedError(
+                f"`{name}` has to be a decoder with a cache that rolls back, but is a {type(model).__name__}; call the "
+                "target as it is"
+            )
     packed, notes = prepack(target), []
     seconds: dict[str | int, float] = {**timed(packed, WIDTHS)}
     best: tuple[float, int, str, PreTrainedModel | None] = (0.0, 0, "prepacked", None)

@@ -10,7 +10,7 @@ from .gsm8k import final_number
 from .plain_prompts import Prompts, rows_of
 from .task import Example, Row, Task, prompt_of
 
-_MARKER = re.compile(r"(?:#{4}|\banswer\s*(?:is|:|=))\s*", re.IGNORECASE)
+_MARKER = re.compile(r"(?:#{4}|\banswer\s*(?:is\b(?!['’])\s*:?|:|=))\s*", re.IGNORECASE)
 _NUMBER = re.compile(r"[\s$€£+−-]*\d[\d,]*(?:\.\d+)?(?:\s?/\s?\d+)?\s*%?")
 
 

@@ -60,6 +60,7 @@ ERRORS = {
         ("M --head JUDGE --modes judge --out OUT P", "judge head was trained for"),
     ],
     "evaluate": [
+        (f"{PAIR} --modes plain,{300 * 'x'}", "`--modes` has to be one of"),
         (f"{PAIR} --modes plain,topl", "`--modes` has to be one of .* did you mean 'topk'"),
         (f"{PAIR} --modes plain,topk@0", "`--modes` has 'topk@0', but only 'lossless@0'"),
         (f"{PAIR} --modes plain,topk:k=-1", "topk:k=-1: `k` of the rule 'topk'"),

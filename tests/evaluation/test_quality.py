@@ -130,6 +130,9 @@ def test_nothing_seen_is_not_certain():
         assert -low == pytest.approx(high)
         assert 2 / n < high or n == 1
     assert paired_interval([1.0], [0.0])[2] == 1
+    # Scores between are known no better: one problem, or problems that differ alike, show no spread.
+    assert paired_interval([0.6], [0.7]) == pytest.approx((-0.1, -1, 1))
+    assert paired_interval([0.7] * 8, [0.7] * 8) == paired_interval([1.0] * 8, [1.0] * 8)
     with pytest.raises(LossyValueError, match=r"score .* from 0 to 1, but one is 1\.5"):
         paired_interval([0.5], [1.5])
 

@@ -106,6 +106,31 @@ def test_what_a_mode_is_compared_with():
     assert "2.00 × as fast as `plain`" in words[0]
 
 
+def test_a_mode_with_nothing_beside_it_says_its_own_pace():
+    speeds = {"stock": [15] * 4, "lossless": [20] * 4, "min_p": [30] * 4}
+    words = result_of(dict.fromkeys(speeds, ALWAYS), speeds, reference="stock").verdict
+    assert words[0].startswith("`lossless` writes 20 tokens a second, and no loss")
+
+
+def test_rules_beside_an_untimed_reference_have_no_winner():
+    answers = [Answer(mode, i, 1.0, 12, 4, 8, seconds, "") for mode, seconds in
+               {"plain": None, "min_p": 1.0, "topk": 1.1}.items() for i in range(N)]  # fmt: skip
+    words = EvaluationResult.of(answers, "plain", {"plain": ["plain"]}).verdict
+    assert [line.split(",")[0] for line in words] == [
+        "`min_p` writes 12 tokens a second", "`topk` writes 10.91 tokens a second"
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("n", [1, 8])
+def test_graded_scores_without_spread_show_no_loss_and_do_not_say_that_they_could(n):
+    for score in (0.7, 0.6):
+        scores = {"plain": 0.7, "min_p": score}
+        answers = [Answer(mode, i, own, 12, 4, 8, 1.0, "") for mode, own in scores.items() for i in range(n)]
+        (said,) = EvaluationResult.of(answers, "plain", {"plain": ["plain"]}).verdict
+        assert ("no loss is shown" if n > 1 else "1 problem is too few") in said
+        assert " 0 points" not in said
+
+
 RULES = {"plain": [10] * 4, "lossless": [20] * 4}
 
 

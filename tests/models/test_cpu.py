@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from functools import partial
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from hf_lossy_assist.compat.kernels import cpu_kernels
 from hf_lossy_assist.models import cpu
 from hf_lossy_assist.models.prepacked import is_prepacked
 from hf_lossy_assist.models.quantised import dtype_of
+from tests import architectures, encoder_decoders
 from tests.tiny_models import noisy_copy, prompt, tiny
 
 NONE = dict.fromkeys(cpu_kernels(), False)
@@ -142,3 +144,9 @@ def test_an_error_while_drafts_are_timed_changes_no_model(models, monkeypatch):
     with pytest.raises(MemoryError):
         prepare_for_cpu(*models)
     assert [state_of(model) for model in models] == before
+
+
+@pytest.mark.parametrize("made", [partial(encoder_decoders.made, "t5"), partial(architectures.made, "mamba")])
+def test_what_can_not_be_rolled_back_is_refused_before_a_forward(models, made):
+    with pytest.raises(LossyUnsupportedError, match="`draft` has to be a decoder with a cache that rolls back"):
+        prepare_for_cpu(models[0], made().float())

@@ -17,7 +17,17 @@ def written(folder, *rows, name="my.jsonl") -> str:
 
 
 RIGHT = [
-    ({"answer": "Paris"}, ["Paris", " paris. ", '"Paris"', "The answer is Paris.", "Answer: **Paris**\nQuestion: …"]),
+    (
+        {"answer": "Paris"},
+        [
+            "Paris",
+            " paris. ",
+            '"Paris"',
+            "The answer is Paris.",
+            "Answer: **Paris**\nQuestion: …",
+            "The answer is:\n\nParis",
+        ],
+    ),
     ({"answer": "Great Britain"}, ["great  britain", "ANSWER = Great Britain!"]),
     ({"answer": 42}, ["It is 42.", "First 6, then 42", "answer is $42.00, not 41", "#### 42\n"]),
     ({"answer": "1,000"}, ["1000", "so 1,000.0"]),
@@ -30,6 +40,7 @@ RIGHT = [
 WRONG = [
     ({"answer": "Paris"}, ["", "London", "Paris and London", "The answer is London, near Paris"]),
     ({"answer": 42}, ["", "no number", "42, no, 43", "4.2"]),
+    ({"answer": "n't no"}, ["The answer isn't no"]),
     ({"answer": "B", "pattern": r"\(([A-D])\)"}, ["B", "(B), or rather (C)", ""]),
 ]
 

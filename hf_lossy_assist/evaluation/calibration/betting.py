@@ -8,6 +8,7 @@ be tuned to the variance of the losses.
 
 from __future__ import annotations
 
+import sys
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -136,8 +137,9 @@ def fewest(max_loss: float, confidence: float = 0.95) -> int:
     (109, 553)
     """
     limit, target = _checked(max_loss, confidence)
-    most = next(n for n in (2**k for k in range(64)) if _refuted(np.zeros(n), limit, target))
-    return bisect_left(range(most), True, key=lambda n: _refuted(np.zeros(n), limit, target))
+    growth = np.log1p(SHARES * limit / (1 - limit))  # of each bettor by each problem, so that nothing is added up
+    enough = target + np.log(len(SHARES))
+    return bisect_left(range(sys.maxsize), True, key=lambda n: np.logaddexp.reduce(n * growth) >= enough)
 
 
 def _refuted(losses: np.ndarray, mean: float, target: float) -> bool:
