@@ -254,9 +254,11 @@ class ChainDrafter(SourceDrafter):
             text, count = torch.cat([text, part.tokens], dim=-1), min(n - len(sure), self._at_once())
         if not parts:
             return None
+        tokens, logits = parts[0].tokens, parts[0].logits
+        if len(parts) > 1:
+            tokens, logits = (torch.cat([getattr(x, name) for x in parts], dim=1) for name in ("tokens", "logits"))
         kept = n if stop is None else len(sure)
-        tokens, logits = (torch.cat(x, dim=1)[:, :kept] for x in ([p.tokens for p in parts], [p.logits for p in parts]))
-        return tokens, logits, None, sure
+        return tokens[:, :kept], logits[:, :kept], None, sure
 
     def _at_once(self) -> int:
         """Return how many tokens to draft before a look: about as many as the last drafts had, so few are in vain."""
