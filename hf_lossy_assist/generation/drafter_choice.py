@@ -18,6 +18,7 @@ from ..drafting.draft_ends import (
 from ..drafting.state_head import StateHead
 from ..drafting.vocabulary import same_tokenizer
 from ..errors import LossyUnsupportedError, LossyValueError, brief
+from ..values import ONE_OR_MORE
 from .config import LossyConfig
 from .drafters.base import Asked, Kind, Lengths, Nothing, chosen
 from .drafters.generators import OPTIONS, missing
@@ -97,6 +98,8 @@ def check_drafter(kind: Kind) -> None:
     check_num_tokens(lengths.num_assistant_tokens, least=0)
     check_schedule(lengths.schedule)
     check_confidence(lengths.confidence)
+    if (count := kind.asked.options.get("prompt_lookup_num_tokens")) is not None:
+        ONE_OR_MORE.check("prompt_lookup_num_tokens", count)
     if isinstance(kind, Nothing):
         return kind.check()
     if lengths.stop is not None:

@@ -190,6 +190,11 @@ REFUSED = {
     "a setting": ({"lossy_mode": "dropmatch"}, ["'dropmatch'", 'set `criterion="naive"`']),
     "a tree": ({"lossy_config": {"tree": {}}}, ["`prompt_lookup_num_tokens`", "`tree`", "leave out either"]),
     "a drafter of every round": ({"use_mtp": True}, ["`prompt_lookup_num_tokens`", "every round"]),
+    "no number": ({"prompt_lookup_num_tokens": "3"}, ["`prompt_lookup_num_tokens`", "an int >= 1", "'3'"]),
+    "a negative number, alone": (
+        {"assistant_model": None, "prompt_lookup_num_tokens": -1},
+        ["`prompt_lookup_num_tokens`", "an int >= 1", "-1"],
+    ),
 }
 
 
@@ -199,7 +204,7 @@ def test_refused_before_any_forward(case: str):
     target = tiny()
     target.forward = None
     with pytest.raises(LossyError) as caught:
-        target.generate(prompt(), assistant_model=tiny(), **{"lossy_mode": "lossless"} | LOOKUP | change)
+        target.generate(prompt(), **{"assistant_model": tiny(), "lossy_mode": "lossless"} | LOOKUP | change)
     assert all(needle in str(caught.value) for needle in needles)
 
 
