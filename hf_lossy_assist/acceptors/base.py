@@ -137,7 +137,7 @@ class Acceptor(ABC):
             return True
         if self.lossless_at is None or (do_sample and not self.lossless_when_sampling):
             return False
-        return all(getattr(self, key) == value for key, value in self.lossless_at.items())
+        return {key: getattr(self, key) for key in self.lossless_at} == self.lossless_at
 
     @abstractmethod
     def keep(self, v: Verification) -> Tensor:
