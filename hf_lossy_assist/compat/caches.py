@@ -206,14 +206,18 @@ def rollback(cache: Cache, tokens: int) -> None:
 
 def obstacle_in_cache(model: PreTrainedModel, cache: Any) -> str | None:
     """Say why ``cache`` can be neither rolled back nor, for a recurrent ``model``, restored; None if it can."""
-    if isinstance(cache, StaticCache):
+    own = text_cache(cache)
+    if model.config.is_encoder_decoder and own is cache:
+        return (
+            f"a {type(cache).__name__} alone would mix the text's keys with the encoder's; pass an "
+            "EncoderDecoderCache(DynamicCache(), DynamicCache())"
+        )
+    if isinstance(own, StaticCache):
         return None  # rolled back by position, or replaced by a dynamic one
-    if isinstance(cache, QuantizedCache):
-        return f"a {type(cache).__name__} rounds tokens together and can't forget some of them; use a dynamic cache"
-    if isinstance(cache, EncoderDecoderCache):
-        return obstacle_in_cache(model, cache.self_attention_cache)
-    if not isinstance(cache, DynamicCache):
-        return f"a {type(cache).__name__} is not a DynamicCache"
+    if isinstance(own, QuantizedCache):
+        return f"a {type(own).__name__} rounds tokens together and can't forget some of them; use a dynamic cache"
+    if not isinstance(own, DynamicCache):
+        return f"a {type(own).__name__} is not a DynamicCache"
     return None
 
 

@@ -9,6 +9,8 @@ import torch
 from transformers import (
     BloomConfig,
     BloomForCausalLM,
+    DynamicCache,
+    EncoderDecoderCache,
     MistralConfig,
     QuantizedCache,
     StaticCache,
@@ -20,9 +22,10 @@ from transformers.generation.candidate_generator import CandidateGenerator
 import hf_lossy_assist
 from hf_lossy_assist import errors
 from hf_lossy_assist.compat.caches import CACHE
-from hf_lossy_assist.errors import LossyError, LossyValueError
+from hf_lossy_assist.errors import LossyError, LossyUnsupportedError, LossyValueError
 from tests.acceptors.fixtures import verifier_head
 from tests.acceptors.table import judge_head
+from tests.encoder_decoders import made
 from tests.tiny_models import VOCAB, LlamaConfig, LlamaForCausalLM, constant, noisy_copy, padded, prompt, resized, tiny
 
 TARGET = tiny("llama")
@@ -123,6 +126,22 @@ def test_refused_before_any_forward(case: str):
     for needle in needles:
         assert needle in str(error.value)
     assert not forwards
+
+
+def test_a_cache_without_a_part_for_the_encoder_is_refused():
+    """With a T5, even plain `generate()` then writes another text than with an empty cache of two parts."""
+    target = made("t5")
+    kwargs = {
+        "input_ids": prompt(7),
+        "assistant_model": noisy_copy(target),
+        "lossy_mode": "lossless",
+        "max_new_tokens": 8,
+    }
+    both = {CACHE: EncoderDecoderCache(DynamicCache(), DynamicCache())}
+    with hf_lossy_assist.enabled(target):
+        with pytest.raises(LossyUnsupportedError, match=r"DynamicCache alone would mix .*pass an EncoderDecoderCache"):
+            target.generate(**kwargs, **{CACHE: DynamicCache()})
+        assert target.generate(**kwargs, **both).equal(target.generate(**kwargs))
 
 
 def test_quantised_caches_are_refused_before_any_forward():
