@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 
 from ..compat.kernels import fold_attention
 from ..errors import LossyUnsupportedError, LossyValueError
-from .quantised import PackedModule, dtype_of, with_replaced
+from .quantised import PackedModule, check_runs, dtype_of, with_replaced
 
 _ROWS = 6
 """Rows for which the order is chosen: a round's tokens."""
@@ -65,7 +65,8 @@ def prepack(model: PreTrainedModel) -> PreTrainedModel:
     LossyValueError
         When ``model`` is no model of transformers, or neither in bfloat16 nor in float32.
     LossyUnsupportedError
-        When it is not on a CPU or quantised, or in bfloat16 on a CPU that has no kernels for it.
+        When it is not on a CPU or quantised, in bfloat16 on a CPU that has no kernels for it, or reads weights of its
+        layers by code of its own.
 
     Examples
     --------
@@ -84,6 +85,7 @@ def prepack(model: PreTrainedModel) -> PreTrainedModel:
         return PrepackedLinear(module, module.weight if module.weight is head else None)
 
     packed = with_replaced(model, replacement)
+    check_runs("model", packed, model, "with prepacked weights")
     fold_attention(packed)
     return packed
 

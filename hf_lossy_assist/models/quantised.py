@@ -318,14 +318,19 @@ def quantize_draft(draft: PreTrainedModel, dtype: str = "int8") -> PreTrainedMod
         return None if weight is None else DTYPES[dtype](weight(module), module.bias)
 
     quantised = with_replaced(draft, replacement)
-    error = failure(quantised)
-    if error is not None and repr(error) != repr(failure(draft)):
-        raise LossyUnsupportedError(
-            f"`draft` ({type(draft).__name__}) does not run with rounded weights, perhaps as code of its "
-            f"own reads them ({type(error).__name__}: {error}); use the draft as it is, in float32 or bfloat16"
-        )
+    check_runs("draft", quantised, draft, "with rounded weights")
     fold_attention(quantised)
     return quantised
+
+
+def check_runs(name: str, changed: PreTrainedModel, source: PreTrainedModel, how: str) -> None:
+    """Raise where a changed copy of a model does not run and its source does."""
+    error = failure(changed)
+    if error is not None and repr(error) != repr(failure(source)):
+        raise LossyUnsupportedError(
+            f"`{name}` ({type(source).__name__}) does not run {how}, perhaps as code of its own reads them "
+            f"({type(error).__name__}: {error}); use it as it is, in float32 or bfloat16"
+        )
 
 
 def check_changeable(draft: Any) -> None:
