@@ -43,7 +43,8 @@ def calibrate(
     there, needed = problems_needed(answers, max_loss, confidence, chosen)
     if there < needed:
         screen.print(
-            f"{there} problems can't certify that at most {max_loss:g} points are lost; {needed} that lose nothing can",
+            f"{there} problem{'s' * (there != 1)} can't certify that at most {max_loss:g} points are lost; "
+            f"{needed} that lose nothing can",
             style="yellow", soft_wrap=True,
         )  # fmt: skip
     heads = read_heads(head)
