@@ -206,8 +206,10 @@ def rollback(cache: Cache, tokens: int) -> None:
 
 def obstacle_in_cache(model: PreTrainedModel, cache: Any) -> str | None:
     """Say why ``cache`` can be neither rolled back nor, for a recurrent ``model``, restored; None if it can."""
-    own = text_cache(cache)
-    if model.config.is_encoder_decoder and own is cache:
+    own = cache
+    if isinstance(cache, EncoderDecoderCache):
+        own = cache.self_attention_cache
+    elif model.config.is_encoder_decoder:
         return (
             f"a {type(cache).__name__} alone would mix the text's keys with the encoder's; pass an "
             "EncoderDecoderCache(DynamicCache(), DynamicCache())"
