@@ -133,17 +133,17 @@ def written(title: str, rule: str) -> dict[int, Row]:
     return {x["id"]: x for x in rows(TEXTS[title][2]) if x["mode"] == mode}
 
 
-def of_right(title: str, rule: str, cost: float) -> Interval | None:
+def of_right(title: str, rule: str, replays: tuple[Replay, Replay], cost: float) -> Interval | None:
     """Return the time of a right answer beside ``lossless``: that of whole answers, times what better drafts bring.
 
-    The errors of both are independent, on the scale of logarithms.
+    ``replays`` are those of the rule and of ``lossless``. The errors of answers and replays are independent, on the
+    scale of logarithms.
     """
     own, base = written(title, rule), written(title, LOSSLESS)
     if not own:
         return None
     both = [[x[k] for x in (own[i], base[i]) for k in ("rounds", "score")] for i in own]
     price = interval(np.array(both, dtype=float), lambda s: s[:, 0] * s[:, 3] / (s[:, 1] * s[:, 2]), log=True)
-    replays = Replay.of(title, rule), Replay.of(title, LOSSLESS)
     time = replays[0].beside(replays[1], cost)
     middle = price[0] * time[0] * replays[0].calls / replays[1].calls
     spread = math.hypot(math.log(price[2] / price[0]), math.log(time[2] / time[0]))
@@ -162,7 +162,7 @@ def table() -> str:
             if rule == LOSSLESS:
                 lines.append((f"{title}, {len(own.texts)}", rule, "", "", calls, *["1"] * (len(COSTS) + 1)))
                 continue
-            multiples = [*(own.beside(base, cost) for cost in COSTS), of_right(title, rule, COSTS[-1])]
+            multiples = [*(own.beside(base, cost) for cost in COSTS), of_right(title, rule, (own, base), COSTS[-1])]
             lines.append(("", rule, f"{own.f:.2f}", f"{100 * own.matter:.0f}", calls, *map(times, multiples)))
     heads = ("texts", "rule", "f", "matter, %", "tokens a call", *(f"answer, c = {x}" for x in COSTS))
     return markdown((*heads, f"right answer, c = {COSTS[-1]}"), lines)

@@ -56,7 +56,7 @@ def test_times_by_hand():
     assert own.beside(base, 0.1)[0] == pytest.approx(best[0] / best[1])
     answers = pages.Answers.of("gsm8k").times("typical", "rounds", "score")
     rule = Replay.of("GSM8K", "`typical`")
-    right, time = headroom.of_right("GSM8K", "`typical`", 0.05), rule.beside(base, 0.05)
+    right, time = headroom.of_right("GSM8K", "`typical`", (rule, base), 0.05), rule.beside(base, 0.05)
     assert right[0] == pytest.approx(answers[0] * time[0] * rule.calls / base.calls)
     spread = math.log(answers[2] / answers[0]) ** 2 + math.log(time[2] / time[0]) ** 2
     assert math.log(right[2] / right[0]) ** 2 == pytest.approx(spread)

@@ -10,7 +10,7 @@ from types import MappingProxyType
 
 from .answers import Answer, AnswerStore
 from .quality import Interval
-from .scores import ModeScore, mode_scores
+from .scores import ModeScore, fastest_of, mode_scores
 from .tables import Column, NumberTable, as_text, figure, number, percent, table, wrapped
 from .verdict import BASES, base_of, conclusion, sentence
 
@@ -45,10 +45,7 @@ class EvaluationResult:
     def fastest(self) -> dict[str, str]:
         """The label of each baseline's fastest mode."""
         paces = {label: row.tokens_per_second for label, row in self.modes.items() if row.speed is not None}
-        known = {name: [label for label in labels if label in paces] for name, labels in self.baselines.items()}
-        return {name: max(labels, key=paces.get) for name, labels in known.items() if labels} or {
-            "reference": self.reference
-        }
+        return fastest_of(paces, self.baselines, self.reference)
 
     @property
     def verdict(self) -> list[str]:

@@ -67,6 +67,13 @@ def baselines_of(modes: Iterable[DecodingMode]) -> dict[str, list[str]]:
     }
 
 
+def fastest_of(paces: Mapping[str, float], baselines: Mapping[str, Collection[str]], reference: str) -> dict[str, str]:
+    """Return the fastest mode of each baseline, of those with a pace; where there is none, the reference is one."""
+    known = {name: [label for label in labels if label in paces] for name, labels in baselines.items()}
+    found = {name: max(labels, key=paces.__getitem__) for name, labels in known.items() if labels}
+    return found or ({"reference": reference} if reference in paces else {})
+
+
 _Calls = Mapping[int, tuple[float, float]]
 """Tokens and seconds of calls, by their number."""
 
@@ -135,11 +142,7 @@ def mode_scores(
         for label, own in modes.items()
         if all(answer.seconds is not None for answer in own.values())
     }
-    fastest = {
-        name: max(known, key=lambda label: _pace(seen[label]))
-        for name, labels in baselines.items()
-        if (known := [label for label in labels if label in seen])
-    } or ({"reference": reference} if reference in seen else {})
+    fastest = fastest_of({label: _pace(calls) for label, calls in seen.items()}, baselines, reference)
     comparison = _Comparison(modes, reference, seen, fastest)
     return [comparison.row(label) for label in modes]
 

@@ -10,11 +10,7 @@ from transformers import PreTrainedModel
 
 from ..acceptors import Acceptor
 from ..compat.models import innermost
-from ..drafting.draft_ends import (
-    check_confidence,
-    check_num_tokens,
-    check_schedule,
-)
+from ..drafting.draft_ends import check_confidence, check_num_tokens, check_schedule
 from ..drafting.state_head import StateHead
 from ..drafting.vocabulary import same_tokenizer
 from ..errors import LossyUnsupportedError, LossyValueError, brief

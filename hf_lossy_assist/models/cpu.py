@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from transformers import PreTrainedModel
 
@@ -171,19 +172,13 @@ def best_gain(seconds: Mapping[str | int, float], draft: str) -> tuple[float, in
     >>> round(gain, 2), tokens
     (2.47, 6)
     """
+    widths = sorted(x for x in seconds if isinstance(x, int))
     gains = []
-    for tokens in range(1, max(WIDTHS)):
+    for tokens in range(1, widths[-1]):
+        read = float(np.interp(tokens + 1, widths, [seconds[width] for width in widths]))
         written = expected_tokens_per_round(_kept(draft), tokens)
-        gains.append((written * seconds[1] / (tokens * seconds[draft] + _between(seconds, tokens + 1)), tokens))
+        gains.append((written * seconds[1] / (tokens * seconds[draft] + read), tokens))
     return max(gains)
-
-
-def _between(seconds: Mapping[str | int, float], width: int) -> float:
-    """Return the seconds of a forward over ``width`` tokens: on the line between those that were timed."""
-    below = max(x for x in seconds if isinstance(x, int) and x <= width)
-    above = min(x for x in seconds if isinstance(x, int) and x >= width)
-    share = (width - below) / (above - below) if above > below else 0.0
-    return seconds[below] + share * (seconds[above] - seconds[below])
 
 
 def _kept(draft: str) -> float:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from ..compat.kernels import fold_attention
+from ..compat.kernels import cpu_kernels, fold_attention
 from ..errors import LossyUnsupportedError, LossyValueError
 from .quantised import PackedModule, check_runs, dtype_of, with_replaced
 
@@ -109,7 +109,7 @@ def check_packable(name: str, model: Any) -> None:
         raise LossyValueError(
             f"`{name}` has to be in bfloat16 or float32, but has {sorted(map(str, unknown))}; load it in either"
         )
-    if torch.bfloat16 in dtypes and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+    if torch.bfloat16 in dtypes and not cpu_kernels()["bfloat16"]:
         raise LossyUnsupportedError(
             f"this CPU, or this build of PyTorch, has no bfloat16 kernels; load `{name}` in float32"
         )

@@ -122,7 +122,7 @@ class GSM8K(Task):
         if split == "test":
             return self._read("test")
         # A prompt must not contain its own answer, so worked problems leave the split.
-        return [e for e in self._read("train")[self.shots :] if split_of(e.prompt, 0.0, _VALIDATION_SHARE) == split]
+        return [e for e in self._read("train")[self.shots :] if split_of(e.prompt, _VALIDATION_SHARE) == split]
 
     def _read(self, source: str) -> list[Example]:
         if source not in self._loaded:

@@ -101,10 +101,12 @@ def measure_costs(
         **{gamma + 1: replace(mode, gamma=gamma) for gamma in sorted({*gammas} - {0})},
     }  # fmt: skip
 
-    clocks = [time.perf_counter, *([time.thread_time] if pair.target.device.type == "cpu" else [])]
+    clocks = {"wall": time.perf_counter}
+    if pair.target.device.type == "cpu":
+        clocks["thread"] = time.thread_time
 
     def now() -> Any:
-        return np.array([clock() for clock in clocks])
+        return np.array([clock() for clock in clocks.values()])
 
     def seconds(mode: DecodingMode, rounds: int) -> Any:
         return run_request(pair, mode, batch, rounds * ((mode.gamma or 0) + 1), now).seconds
@@ -123,7 +125,7 @@ def measure_costs(
             for r, d in enumerate(drafted)
         ]
 
-    wall, *others = (by(at, name) for at, name in zip(range(len(clocks)), ("wall", "thread"), strict=False))
+    wall, *others = (by(at, name) for at, name in enumerate(clocks))
     return wall if spread_of(wall)[0] <= STEADY else min(wall, *others, key=lambda costs: spread_of(costs)[0])
 
 

@@ -21,14 +21,7 @@ from ...core.messages import Draft
 from ...core.texts import Texts
 from ...drafting import Drafter, PerRowDrafter
 from ...drafting.chain import ChainDrafter, Sampler, Source
-from ...drafting.draft_ends import (
-    DEFAULT_NUM_TOKENS,
-    LONGEST,
-    ConfidenceStop,
-    DraftStop,
-    draft_length_of,
-    fresh,
-)
+from ...drafting.draft_ends import DEFAULT_NUM_TOKENS, LONGEST, ConfidenceStop, DraftStop, draft_length_of, fresh
 from ...drafting.state_head import StateHead
 from ...drafting.vocabulary import SAME, Vocabulary
 from ...errors import LossyValueError

@@ -11,12 +11,7 @@ from transformers import PreTrainedModel
 
 from ...compat.caches import cache_name, new_cache
 from ...compat.inputs import DraftForwardInputs, ForwardInputs
-from ...compat.models import (
-    device_of,
-    forward_accepts,
-    has_recurrent_state,
-    obstacle_in_adapter,
-)
+from ...compat.models import device_of, forward_accepts, has_recurrent_state, obstacle_in_adapter
 from ...compat.multimodal import PreparedInputs
 from ...compat.positions import keeps_positions, learned_positions
 from ...compat.probe import ask, obstacle_to_rollback
@@ -132,7 +127,7 @@ class DraftModel(Kind):
     def make(self, making: Making) -> Drafter:
         call, tree, rule = making.call, self.asked.config.tree, self.asked.config.rule.unverified_drafting
         runner = making.runner or draft_runner(
-            self.model, making.call.mask, call.config.max_length, call.draft_inputs if tree is None else None
+            self.model, call.mask, call.config.max_length, call.draft_inputs if tree is None else None
         )
         runner.chunk = call.config.prefill_chunk_size
         own = vocabulary_of(self.asked.target, self.model)
@@ -146,7 +141,7 @@ class DraftModel(Kind):
     def static(self, making: Making) -> StaticDraft:
         call, draft = making.call, self.model
         obstacle = obstacle_to_static(draft) or (obstacle_to_filling(draft) if call.batch > 1 else None)
-        inputs = {"attention_mask": making.call.mask}
+        inputs = {"attention_mask": call.mask}
         last = None if call.batch == 1 else torch.tensor([[call.config.max_length - 1]])
 
         def runner(slot: StaticCacheSlot) -> StaticCacheRunner:

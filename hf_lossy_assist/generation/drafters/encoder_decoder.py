@@ -12,12 +12,7 @@ from transformers.modeling_outputs import BaseModelOutput
 
 from ...compat.caches import cache_name
 from ...compat.inputs import DraftForwardInputs, ForwardInputs
-from ...compat.models import (
-    device_of,
-    encode,
-    forward_accepts,
-    generation_accepts,
-)
+from ...compat.models import device_of, encode, forward_accepts, generation_accepts
 from ...compat.multimodal import other_inputs, reading
 from ...compat.probe import obstacle_to_rollback
 from ...drafting import Drafter
