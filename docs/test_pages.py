@@ -13,6 +13,7 @@ import tomllib
 import unittest
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -24,11 +25,20 @@ import hf_lossy_assist
 from docs.generator import pages, plots, roles
 from hf_lossy_assist.acceptors import REGISTRY
 from hf_lossy_assist.cli import app
+from tests import test_speech as speech
 from tests.cli.running import invoke
 
 PAGES = [path for path, _ in pages.sources() if path.suffix == ".md"]
 QUICK = ("lossy-assist", "generate", "--pair")
 """What commands that are run begin with; of the others, names and options are checked."""
+
+
+def brought(page: Path) -> dict[str, Any]:
+    """Return the names that a page has from an example that needs a download."""
+    if page.stem != "speech":
+        return {}
+    target = speech.whisper()
+    return {"target": target, "draft": speech.decoder_of(target), "clip": speech.audio(), "long": speech.audio(1, 55)}
 
 
 def check(words: list[str]) -> None:
@@ -85,6 +95,7 @@ def test_examples_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.chdir(tmp_path)
     torch.set_num_threads(1)
     document = SYBIL.parse(page)
+    document.namespace.update(brought(page))
     with mock.patch.dict(REGISTRY):
         for example in document.examples():
             out = io.StringIO()

@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 
 from hf_lossy_assist.acceptors import REGISTRY, Acceptor, GreedyRule, Setting, settings_of
-from hf_lossy_assist.acceptors.registry import Formula
+from hf_lossy_assist.acceptors.registry import LOSSLESS, RESIDUAL, Formula
 from hf_lossy_assist.cli.rules import reads_of
 
 ROOT = Path(__file__).parents[2]
@@ -27,15 +27,17 @@ def formulas() -> str:
 
 
 def _section(name: str, said: Formula) -> str:
-    parts = [f"## {name}", f"{said.idea} Keep x iff", _block(said.keep), "Correction:", _block(said.correction)]
+    parts = [f"## {name}", f"{said.idea} Keep x iff", _block(said.keep)]
+    parts += [_AS_LOSSLESS] if said.correction == LOSSLESS else ["Correction:", _block(said.correction)]
     if issubclass(REGISTRY[name], GreedyRule):
-        parts += [_WHEN_SAMPLING, _block(said.published)]
+        own = [f"{_TOO}; the correction is then", _block(said.published)]
+        parts += [f"{_TOO}."] if said.published == RESIDUAL else own
     return "\n\n".join(parts)
 
 
-_WHEN_SAMPLING = (
-    "When sampling, x is also kept [where `lossless` keeps it](#rules-made-for-greedy-decoding). With `published=True` "
-    "it is not, and the correction of a draw is"
+_AS_LOSSLESS = "Correction: that of [`lossless`](#lossless)."
+_TOO = (
+    "When sampling, [x also stays where `lossless` keeps it](#rules-made-for-greedy-decoding), unless `published=True`"
 )
 
 
