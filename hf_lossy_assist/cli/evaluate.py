@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, Annotated
-
-from cyclopts import Parameter
+from typing import TYPE_CHECKING
 
 from ..errors import need
 from . import options
@@ -27,13 +25,12 @@ def evaluate(
     max_new_tokens: options.MaxNewTokens = None,
     decoding: options.Drafting = options.Drafting(),
     measuring: options.Measuring = options.Measuring(),
-    full: Annotated[bool, Parameter(group=options.OUTPUT, help="Print all that is known of times too.")] = False,
     out: options.Out = None,
 ) -> None:
     """Let every mode answer the same prompts, and say what each gains and loses [lab].
 
     A task's answers are scored; other prompts, of --data, are only timed. OUT
-    gets results.jsonl (a line per prompt and mode), summary.json and plot.png.
+    gets results.jsonl (a line per prompt and mode) and summary.json.
     `accelerate launch -m hf_lossy_assist evaluate …` splits the prompts over
     processes.
     """
@@ -62,15 +59,14 @@ def evaluate(
                 pair.target, pair.draft, tokenizer=pair.tokenizer, task=task, modes=listed(pair.rule_heads),
                 heads=pair.rule_heads, reference=measuring.reference, limit=limit, split=prompts.chosen_split(),
                 batch_size=batch_size, prompt_lookup_num_tokens=lookup, max_new_tokens=max_new_tokens,
-                seed=decoding.seed or 0, measure="task" if scored else None,
-                repeats=measuring.repeats, clock=measuring.clock, out=out,
+                seed=decoding.seed or 0, measure="task" if scored else None, out=out,
             )  # fmt: skip
         except KeyboardInterrupt:
             kept = "" if out is None else f"; repeat the command to continue from {out}"
             screen.print(f"stopped{kept}", soft_wrap=True)
             raise SystemExit(130) from None
     if result.is_whole or out is None:
-        for one in [*result.tables, *(result.details if full else [])]:
+        for one in result.tables:
             screen.print(one)
         screen.print("\n".join(result.verdict), highlight=False)
     if out is not None:

@@ -313,14 +313,10 @@ class Drafting(Decoding):
 @Parameter(name="*", group=MEASURING)
 @dataclass(frozen=True)
 class Measuring:
-    """What is measured, how, and in which engine."""
+    """With what modes are compared, and in which engine."""
 
     reference: str | None = None
     "The mode to compare with; plain, else lossless by default."
-    repeats: Annotated[int, AT_LEAST_1] = 1
-    "How often each prompt is answered; the speed is that of the median."
-    clock: Literal["wall", "cpu"] = "wall"
-    "cpu: this process's computing time, for one thread on a busy machine."
     engine: Literal["hf", "vllm", "hf,vllm"] = "hf"
     "`generate()`, the same modes in vLLM, or both."
     vllm_python: Path | None = None

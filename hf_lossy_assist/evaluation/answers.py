@@ -32,7 +32,7 @@ class Answer(Checked):
     # Rounds of the text, and drafted tokens kept in all of them; for the target alone a token is a round.
     rounds: Count
     accepted: Count
-    # Of the call of ``generate()``, shared equally by its rows: the median, if it was repeated. None if not timed.
+    # Of the call of ``generate()``, shared equally by its rows. None if not timed.
     seconds: _SECONDS
     text: Text
     lossy: Count = 0  # drafted tokens that only the rule kept, not the lossless one
@@ -40,7 +40,6 @@ class Answer(Checked):
     # None in older files.
     prompt: _KNOWN = None  # tokens
     drafted: _KNOWN = None  # tokens
-    repeats: _Listed = ()  # the seconds of each call, if there were several
     ids: _Listed = ()  # its tokens, where those of the text are others
 
 

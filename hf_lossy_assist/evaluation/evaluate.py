@@ -45,8 +45,6 @@ def evaluate(
     max_new_tokens: int | None = None,
     seed: int = 0,
     measure: str | None = "task",
-    repeats: int = 1,
-    clock: str = "wall",
     out: str | Path | None = None,
 ) -> EvaluationResult:
     """Let several decoding modes answer the same problems, and compare their scores and speeds problem by problem.
@@ -79,12 +77,8 @@ def evaluate(
         Of the first problem; each further problem adds one.
     measure
         ``"task"``: the task's score; for plain prompts ROUGE-L against the reference's text. None only measures times.
-    repeats
-        How often every problem is answered. The speed is that of the median, and the first text counts.
-    clock
-        ``"wall"``, or ``"cpu"``: this process's computing time, in one thread, which other load does not change.
     out
-        A folder for ``results.jsonl``, ``summary.json`` and ``plot.png``; an interrupted run continues there.
+        A folder for ``results.jsonl`` and ``summary.json``; an interrupted run continues there.
 
     Returns
     -------
@@ -127,6 +121,6 @@ def evaluate(
     evaluation = Evaluation(
         Pair(target, draft, tokenizer, asked, heads or {}, prompt_lookup_num_tokens or 0), listed,
         reference or reference_of(listed), limit, split, batch_size, max_new_tokens, seed, this_process(),
-        measure, repeats, clock,
+        measure,
     )  # fmt: skip
     return evaluation.complete(None if out is None else Path(out))

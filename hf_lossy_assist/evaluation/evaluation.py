@@ -6,12 +6,9 @@ import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import product
 from pathlib import Path
-from statistics import median
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
@@ -27,7 +24,7 @@ from ..store.folder import Process
 from ..tasks import Example
 from ..values import ONE_OR_MORE
 from .answers import Answer, AnswerStore
-from .meters import CLOCKS, provenance
+from .meters import provenance
 from .modes import DecodingMode
 from .requests import Ending, PromptBatch, Response, batches_of, run_request
 from .result import EvaluationResult
@@ -54,11 +51,9 @@ class Evaluation:
     seed: int = 0  # of the first problem; each further problem adds one
     process: Process = field(default_factory=Process)  # its number decides which batches it answers
     measure: str | None = "task"  # the task's score; None only times
-    repeats: int = 1  # how often a batch is answered, to measure the speed
-    clock: str = "wall"  # one of :data:`~hf_lossy_assist.evaluation.meters.CLOCKS`
 
     def __post_init__(self) -> None:
-        for name in ("limit", "batch_size", "repeats"):
+        for name in ("limit", "batch_size"):
             ONE_OR_MORE.check(name, getattr(self, name))
         target, draft, tokenizer = self.pair.target, self.pair.draft, self.pair.tokenizer
         if draft is target:
@@ -79,11 +74,6 @@ class Evaluation:
             mode.check_pair(self.pair)
         if self.measure not in (None, "task"):
             raise LossyValueError(f"`measure` has to be 'task' or None, but is {self.measure!r}")
-        cpu = self.pair.target.device.type == "cpu" and torch.get_num_threads() == 1
-        if self.clock not in CLOCKS or (self.clock == "cpu" and not cpu):
-            raise LossyValueError(
-                f"`clock` has to be one of {list(CLOCKS)}, and cpu only with one thread on a CPU, but is {self.clock!r}"
-            )
         if not self.examples:
             raise LossyValueError(f"`split` has to be one with problems, but {self.split!r} has none")
 
@@ -141,41 +131,36 @@ class Evaluation:
                     yield {mode.label: store[mode.label, i] for mode in self.modes}
 
     def _warm_up(self, modes: Sequence[DecodingMode], batch: PromptBatch) -> None:
-        """Let modes answer without recording it; one that can't run fails before others spend time on answers.
-
-        Where speed is measured by repeats, they answer the whole batch, with which compiled forwards are prepared.
-        """
-        length = self.length
-        if self.repeats == 1:
-            length = min(_WARM_UP_TOKENS, length)
-            batch = PromptBatch(batch.ids[:, -_WARM_UP_TOKENS:], batch.mask[:, -_WARM_UP_TOKENS:], batch.seed)
+        """Let modes answer without recording it; one that can't run fails before others spend time on answers."""
+        batch = PromptBatch(batch.ids[:, -_WARM_UP_TOKENS:], batch.mask[:, -_WARM_UP_TOKENS:], batch.seed)
         for mode in modes:
             try:
-                run_request(self.pair, mode, batch, length)
+                run_request(self.pair, mode, batch, min(_WARM_UP_TOKENS, self.length))
             except ValueError as error:  # of this package, or of transformers' own checks
                 reason = f"{mode.label}: {str(error).strip()}"
                 raise LossyValueError(f"`modes` has a mode that can't run here, {reason}") from error
 
     def _answer(self, modes: Sequence[DecodingMode], b: int, batch: PromptBatch, store: AnswerStore) -> None:
-        """Let modes answer a batch in turn; a mode's answers are stored once its calls and the reference's are made."""
-        made: dict[str, list[Response]] = {mode.label: [] for mode in modes}
-        for call, place in product(range(self.repeats), range(len(modes))):
-            mode = modes[(place + call + b) % len(modes)]
-            made[mode.label].append(run_request(self.pair, mode, batch, self.length, CLOCKS[self.clock]))
-            for one in sorted(modes, key=lambda mode: mode.label != self.reference):
-                ready = one.label in made and len(made[one.label]) == self.repeats
-                if ready and (one.label == self.reference or self.reference not in made):
-                    for answer in self.scored(one, b, made.pop(one.label), store):
+        """Let modes answer a batch in turn; their answers are stored once the reference's are made."""
+        waits = self.reference in {mode.label for mode in modes}
+        made: list[tuple[DecodingMode, Response]] = []
+        for place in range(len(modes)):
+            mode = modes[(place + b) % len(modes)]
+            made.append((mode, run_request(self.pair, mode, batch, self.length)))
+            waits = waits and mode.label != self.reference
+            if not waits:
+                for one, response in sorted(made, key=lambda each: each[0].label != self.reference):
+                    for answer in self.scored(one, b, response, store):
                         store.add(answer)
+                made = []
 
-    def scored(self, mode: DecodingMode, b: int, runs: Sequence[Response], store: AnswerStore) -> list[Answer]:
-        """Return a mode's answers to a batch, given its calls; ``store`` holds the reference's."""
-        first, size = runs[0], len(runs[0].rows)
-        seconds = [run.seconds / size for run in runs]
-        texts = self.pair.tokenizer.batch_decode(first.rows, skip_special_tokens=True)
+    def scored(self, mode: DecodingMode, b: int, response: Response, store: AnswerStore) -> list[Answer]:
+        """Return a mode's answers to a batch, given its call; ``store`` holds the reference's."""
+        size = len(response.rows)
+        texts = self.pair.tokenizer.batch_decode(response.rows, skip_special_tokens=True)
         ends = ending_tokens(self.pair.target.generation_config)
         answers = []
-        rows = zip(texts, first.rows, first.work, first.drafted or [None] * size, strict=True)
+        rows = zip(texts, response.rows, response.work, response.drafted or [None] * size, strict=True)
         for i, (text, tokens, (rounds, accepted, lossy), drafted) in enumerate(rows, b * self.batch_size):
             score = None
             if self.measure is not None:
@@ -184,8 +169,8 @@ class Evaluation:
             cut = len(tokens) >= self.length and int(tokens[-1]) not in ends
             answers.append(
                 Answer(
-                    mode.label, i, score, len(tokens), rounds, accepted, median(seconds), text, lossy, cut,
-                    len(self._prompt(i)), drafted, tuple(seconds) if len(seconds) > 1 else (),
+                    mode.label, i, score, len(tokens), rounds, accepted, response.seconds / size, text, lossy, cut,
+                    len(self._prompt(i)), drafted,
                     () if self._tokenized(text, cut) == tokens.tolist() else tuple(tokens.tolist()),
                 )
             )  # fmt: skip
@@ -224,8 +209,6 @@ class Evaluation:
             "task": self.pair.task.name,
             "split": self.split,
             "measure": self.measure,
-            **({"repeats": self.repeats} if self.repeats > 1 else {}),
-            **({"clock": self.clock} if self.clock != "wall" else {}),
             "scoring": dict(self.pair.task.scoring),
             "reference": self.reference,
             "batch_size": self.batch_size,
@@ -255,7 +238,7 @@ class Evaluation:
             store.refresh()
             result = self.result(store)
             if store.folder is not None:
-                result.save(store)
+                store.write("summary.json", {label: row.entry for label, row in result.modes.items()})
             return result
 
     def result(self, store: AnswerStore) -> EvaluationResult:

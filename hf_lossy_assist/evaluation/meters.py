@@ -1,10 +1,8 @@
-"""Clocks, and where a measurement was made."""
+"""Where a measurement was made."""
 
 from __future__ import annotations
 
 import platform
-import time
-from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -14,11 +12,6 @@ import torch
 from ..compat.models import versions_of
 from ..store.folder import command_line, without_folders
 from ..version import __version__
-
-Clock = Callable[[], float]
-
-CLOCKS: Mapping[str, Clock] = {"wall": time.perf_counter, "cpu": time.process_time}
-"""``cpu`` is the computing time of all this process's threads. With one thread, other load does not change it."""
 
 
 def _cpu_name() -> str:

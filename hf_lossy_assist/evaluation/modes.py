@@ -15,7 +15,7 @@ from transformers import GenerationConfig, PreTrainedModel
 
 from ..acceptors import REGISTRY, Acceptor, head_type, register
 from ..compat.drafters import drafts_from_target_states
-from ..drafting.draft_ends import DEFAULT_NUM_TOKENS, SCHEDULES
+from ..drafting.draft_ends import DEFAULT_NUM_TOKENS
 from ..drafting.state_head import StateHead
 from ..errors import LossyUnsupportedError, LossyValueError
 from ..generation.certificate import CERTIFICATE, GENERATION_CONFIG
@@ -25,7 +25,7 @@ from ..generation.spelling import OWN_RULE, Spelling, split
 from ..heads import Head
 from ..pairs import Pair
 from ..tasks.lookup import find
-from ..values import Rule, check_name, is_number
+from ..values import Rule, check_keys, check_name, is_number
 
 TARGET_ALONE = "target alone"
 """The label of plain generation, where a page or a form shows it."""
@@ -35,7 +35,6 @@ EVERYTHING = "everything"
 
 
 _STOCK = {
-    "schedule": Rule(", ".join(SCHEDULES), lambda x: x in SCHEDULES),
     "threshold": Rule("a number from 0 to 1", lambda x: is_number(x) and 0 <= x <= 1),
     "cache": Rule("dynamic or static", lambda x: x in ("dynamic", "static")),
 }
@@ -74,13 +73,15 @@ class DecodingMode:
         label: str = "stock",
         settings: Mapping[str, Any] = MappingProxyType({}),
     ) -> DecodingMode:
-        """Return transformers' assisted generation; ``settings`` has its ``schedule``, ``threshold`` and ``cache``.
+        """Return transformers' assisted generation; ``settings`` has its ``threshold`` and ``cache``.
 
-        By default, drafts always have ``gamma`` tokens. With ``{"schedule": "heuristic"}`` they grow and shrink, and
-        with ``{"threshold": 0.4}`` they end where the draft is less sure. With ``{"cache": "static"}`` the target has a
-        static cache, and on a GPU transformers compiles its forward.
+        By default, drafts always have ``gamma`` tokens. With ``{"threshold": 0.4}`` they end where the draft is less
+        sure. With ``{"cache": "static"}`` the target has a static cache, and on a GPU transformers compiles its
+        forward.
         """
-        _check_settings("stock", settings, _STOCK)
+        check_keys("`modes` 'stock'", [*_STOCK], settings)
+        for key, value in settings.items():
+            _STOCK[key].check(f"{key} of stock", value)
         return cls(label, None, settings, DEFAULT_NUM_TOKENS if gamma == "auto" else gamma, temperature)
 
     @classmethod
@@ -231,16 +232,6 @@ def modes_of(
     return [replace(mode, top_p=top_p) for mode in modes]
 
 
-def _check_settings(name: str, settings: Mapping[str, Any], known: Mapping[str, Rule]) -> None:
-    for key, value in settings.items():
-        if key not in known:
-            *others, last = known
-            raise LossyValueError(
-                f"`modes` has {name!r} with the setting {key!r}; it has {', '.join(others)} and {last}"
-            )
-        known[key].check(f"{key} of {name}", value)
-
-
 @contextmanager
 def _stock_drafts(draft: PreTrainedModel, gamma: int, settings: Mapping[str, Any]) -> Iterator[None]:
     # By default transformers drafts up to 20 tokens and stops where the draft is less than 40 % sure. It reads γ from
@@ -248,7 +239,7 @@ def _stock_drafts(draft: PreTrainedModel, gamma: int, settings: Mapping[str, Any
     config = draft.generation_config
     wanted = {
         "num_assistant_tokens": gamma,
-        "num_assistant_tokens_schedule": settings.get("schedule", "constant"),
+        "num_assistant_tokens_schedule": "constant",
         "assistant_confidence_threshold": settings.get("threshold", 0.0),
     }
     before = {name: getattr(config, name, None) for name in wanted}

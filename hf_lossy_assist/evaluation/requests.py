@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -21,7 +21,6 @@ from ..errors import LossyValueError
 from ..pairs import Pair
 from ..tasks import Example, Task
 from ..tasks.plain_prompts import Prompts as PlainPrompts
-from .meters import Clock
 from .modes import DecodingMode
 
 
@@ -144,7 +143,7 @@ def run_request(
     mode: DecodingMode,
     batch: PromptBatch,
     max_new_tokens: int = 100,
-    clock: Clock = time.perf_counter,
+    clock: Callable[[], float] = time.perf_counter,
 ) -> Response:
     """Answer one batch in one decoding mode, timed by a ``clock``; torch's random state is restored afterwards.
 

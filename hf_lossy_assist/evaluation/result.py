@@ -1,14 +1,12 @@
-"""The result of an evaluation: what every mode gains and loses, in words, as tables and as a plot."""
+"""The result of an evaluation: what every mode gains and loses, in words and as tables."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import cycle
-from pathlib import Path
 from types import MappingProxyType
 
-from .answers import Answer, AnswerStore
+from .answers import Answer
 from .quality import Interval
 from .scores import ModeScore, fastest_of, mode_scores
 from .tables import Column, NumberTable, as_text, figure, number, percent, table, wrapped
@@ -74,17 +72,6 @@ class EvaluationResult:
         rows = [*self.modes.values()]
         return [score_table(rows, self.reference, self.fastest), answer_table(rows, self.reference)]
 
-    @property
-    def details(self) -> list[NumberTable]:
-        """All else that is known of speeds."""
-        timed = [row for row in self.modes.values() if row.speed is not None]
-        return [speed_table(timed, self.reference, self.fastest)] if timed else []
-
-    def save(self, store: AnswerStore) -> None:
-        """Write ``summary.json`` with an entry per mode, and ``plot.png``."""
-        store.write("summary.json", {label: row.entry for label, row in self.modes.items()})
-        plot_scores(list(self.modes.values()), store.folder / "plot.png")
-
 
 Rows = Sequence[ModeScore]
 
@@ -138,47 +125,3 @@ def answer_table(rows: Rows, reference: str) -> NumberTable:
         "cut off\n(%)": lambda row: percent(row.cut_off, 1),
     }
     return table(rows, columns, f"Answers; same texts: as {reference}; cut off: ended at the limit of their length")
-
-
-def speed_table(rows: Rows, reference: str, fastest: Mapping[str, str]) -> NumberTable:
-    """Lay out the time of answers, and speeds beside each baseline's fastest mode."""
-    columns: dict[str, Column] = {
-        "mode": _label,
-        "kept/\nround": lambda row: number(row.mean_accepted),
-        "seconds/\nanswer": lambda row: figure(row.seconds_per_answer),
-        f"more than\n{_over(reference)}": lambda row: "" if row.seconds_apart is None else f"{row.seconds_apart:+.2f}",
-    }
-    if any(row.speed.least < row.speed.most for row in rows):
-        columns["tokens/s,\nleast–most"] = lambda row: "–".join(map(figure, (row.speed.least, row.speed.most)))
-    for name, label in fastest.items():
-        columns[_over(f"× {label}")] = _times(name, label)
-    return table(rows, columns, "Time; ×: tokens per second, with 95 % intervals over the calls")
-
-
-def plot_scores(rows: Rows, path: Path) -> None:
-    """Draw score over speed; drafted tokens kept per round over tokens per round, where that is not known."""
-    from matplotlib.figure import Figure
-
-    timed = all(row.speed is not None for row in rows)
-    scored = all(row.score is not None for row in rows)
-    drawn = Figure(figsize=(9, 5), layout="constrained")
-    axes = drawn.subplots()
-    for row, marker in zip(rows, cycle("osD^vP*X")):
-        x = (row.tokens_per_second, row.speed.least, row.speed.most) if timed else (row.tokens_per_round,) * 3
-        y = (row.mean_accepted,) * 3
-        if scored:
-            y = tuple(100 * (row.score - row.difference + end) for end in (row.difference, row.low, row.high))
-        # A single call's speed is its least and its most, but for how its seconds were added up.
-        bars = {
-            f"{name}err": [[max(0.0, value - low)], [max(0.0, high - value)]]
-            for name, (value, low, high) in (("x", x), ("y", y))
-        }
-        axes.errorbar(x[0], y[0], **bars, fmt=marker, ecolor="0.75", capsize=2, elinewidth=0.6, label=row.label)
-    axes.set(
-        xlabel="tokens per second" if timed else "tokens per round",
-        ylabel="score (%; bars: 95 % interval of the difference)" if scored else "drafted tokens kept per round",
-    )
-    if scored:
-        axes.set_ylim(top=min(101.0, axes.get_ylim()[1]))
-    drawn.legend(loc="outside right upper", fontsize=8)
-    drawn.savefig(path, dpi=130)

@@ -15,10 +15,8 @@ from .quality import Interval, interval, paired_interval, times_as_fast
 
 @dataclass(frozen=True)
 class Speed:
-    """How fast calls of a mode were: the spread over repeats, and ratios to the baselines."""
+    """How fast calls of a mode were beside the baselines."""
 
-    least: float  # tokens per second of the slowest repeat
-    most: float
     times: Mapping[str, Interval]  # tokens per second over those of a baseline's fastest mode, by the baseline's name
     calls: int  # of ``generate()``
 
@@ -110,14 +108,8 @@ class _Comparison:
         )  # fmt: skip
 
     def _speed(self, label: str) -> Speed:
-        own = self.modes[label].values()
-        tokens = sum(answer.tokens for answer in own)
-        repeats = [sum(each) for each in zip(*(answer.repeats or (answer.seconds,) for answer in own), strict=True)]
-        return Speed(
-            tokens / max(repeats), tokens / min(repeats),
-            {name: _times(self.seen[label], self.seen[other]) for name, other in self.fastest.items()},
-            len(self.seen[label]),
-        )  # fmt: skip
+        own = self.seen[label]
+        return Speed({name: _times(own, self.seen[other]) for name, other in self.fastest.items()}, len(own))
 
 
 def mode_scores(

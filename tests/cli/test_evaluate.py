@@ -94,7 +94,7 @@ def test_ctrl_c_keeps_what_was_answered(bundled, tmp_path, monkeypatch):
     asked, answer = [], module.run_request
 
     def interrupted(*given, **options):
-        if len(given) > 4:  # those to warm up have no clock
+        if given[3] > module._WARM_UP_TOKENS:
             asked.append(given)
             if len(asked) == 5:
                 raise KeyboardInterrupt
@@ -135,17 +135,16 @@ def test_prompts_of_a_file_are_only_timed_and_every_rule_can_take_part(tiny_pair
     prompts = tmp_path / "prompts.txt"
     prompts.write_text("Question: How\n\nAnswer:\nthird\n", encoding="utf-8")
     models = ("--model", str(tiny_pair_folder / "target"), "--assistant", str(tiny_pair_folder / "draft"))
-    clock = ("--clock", "cpu", "--threads", "1", "--dtype", "bfloat16")
     printed = run(
         *models, "--data", str(prompts), "--limit", "2", "--max-new-tokens", "5", "--modes", "plain,stock,all",
-        *clock, "--out", str(tmp_path),
+        "--dtype", "bfloat16", "--out", str(tmp_path),
     )  # fmt: skip
     summary, rows = read(tmp_path)
     assert {row["score"] for row in rows} == {None}
     assert all(f" {rule} " in printed for rule in ("lossless", "topk", "near_top", "margin"))
     assert "fly" not in summary, "it changes nothing in drafts of five tokens"
     manifest = json.loads((tmp_path / "manifest.json").read_text())
-    assert (manifest["dtype"], manifest["clock"], manifest["measure"]) == ("bfloat16", "cpu", None)
+    assert (manifest["dtype"], manifest["measure"]) == ("bfloat16", None)
 
 
 def test_problems_of_one_s_own_are_scored_and_all_are_asked(tiny_pair_folder, tmp_path):

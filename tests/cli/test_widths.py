@@ -28,11 +28,11 @@ SCORES = [
     ModeScore(
         LABEL, 1.0, 12345, -0.999, -1.0, -0.888, 13.37, 14.37, 12345.6, 100.0, 12345,
         512.3, Interval(-12.3, -45.6, 23.4), 12.34, Interval(-1.23, -4.56, 2.34), 1.0,
-        Speed(10234.5, 13456.7, dict.fromkeys(("plain", "stock", "lossless"), RATIO), 12345), True,
+        Speed(dict.fromkeys(("plain", "stock", "lossless"), RATIO), 12345), True,
     )
 ]  # fmt: skip
 RESULT = EvaluationResult((), {row.label: row for row in SCORES}, "target alone", {"stock": [LABEL]})
-TABLES = [*RESULT.tables, *RESULT.details]
+TABLES = RESULT.tables
 TESTED = SimpleNamespace(
     mode=LABEL, outcome="not certified", n=12345, loss=12.34, bound=23.45, confidence=99.9, tokens_per_second=12345.6,
 )  # fmt: skip

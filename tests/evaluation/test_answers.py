@@ -17,7 +17,7 @@ PLAN = {"task": "t", "seed": 0, "modes": {"a": {"k": 1}}, "problems": [7, 8], "r
 
 
 def answer(mode: str, id: int) -> Answer:
-    return Answer(mode, id, 1.0, 5, 2, 3, 0.5, f"naïve «{id}»\nline", repeats=(0.4, 0.5))
+    return Answer(mode, id, 1.0, 5, 2, 3, 0.5, f"naïve «{id}»\nline", ids=(4, 5))
 
 
 def test_answers_are_lines_with_the_fields_that_are_promised(tmp_path):
@@ -27,7 +27,7 @@ def test_answers_are_lines_with_the_fields_that_are_promised(tmp_path):
     lines = [json.loads(line) for line in (store.folder / RESULTS).read_text(encoding="utf-8").splitlines()]
     assert [list(line) for line in lines] == [
         ["mode", "id", "score", "tokens", "rounds", "accepted", "seconds", "text", "lossy", "cut", "prompt",
-         "drafted", "repeats", "ids"]
+         "drafted", "ids"]
     ] * 2  # fmt: skip
     assert [*AnswerStore(store.folder, PLAN)] == [answer("a", 0), answer("a", 1)]
     manifest, answers = load_answers(store.folder)
@@ -38,7 +38,7 @@ def test_answers_are_lines_with_the_fields_that_are_promised(tmp_path):
 LINE = asdict(Answer("a", 0, 1.0, 4, 2, 2, 0.5, "yes"))
 STRANGE = (None, "x", -1, 1.5, True, float("nan"), 2**70, [], {})
 FINE = {
-    "score": (None,), "cut": (True,), "repeats": ([],), "ids": ([],),
+    "score": (None,), "cut": (True,), "ids": ([],),
     "seconds": (None, 1.5, 2**70),
     **dict.fromkeys(("id", "tokens", "rounds", "accepted", "lossy"), (2**70,)),
     **dict.fromkeys(("mode", "text"), ("x",)),

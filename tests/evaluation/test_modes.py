@@ -128,22 +128,17 @@ def test_modes_are_read():
         parse_modes("draft:k=3", 5)
 
 
-def test_transformers_own_schedules_can_be_asked_for(models):
-    [mode] = parse_modes("stock@3:schedule=heuristic:threshold=0.4", 5)
-    assert (mode.label, mode.gamma) == ("stock@3:schedule=heuristic:threshold=0.4", 3)
-    assert mode.config == {"schedule": "heuristic", "threshold": 0.4, "num_assistant_tokens": 3}
+def test_transformers_own_drafts_may_end_where_they_are_unsure(models):
+    [mode] = parse_modes("stock@3:threshold=0.4", 5)
+    assert (mode.label, mode.gamma) == ("stock@3:threshold=0.4", 3)
+    assert mode.config == {"threshold": 0.4, "num_assistant_tokens": 3}
     config = models.draft.generation_config
     with mode.prepared(models):
         seen = (config.num_assistant_tokens_schedule, config.assistant_confidence_threshold)
-    assert seen == ("heuristic", 0.4)
-    # A threshold ends drafts sooner; a schedule lets drafts shrink that are seldom kept.
-    constant, sure, shrinking = (
-        run_request(models, one, batch(), 40)
-        for one in parse_modes("stock@3,stock@3:threshold=1,stock@3:schedule=heuristic", 5)
-    )
-    assert constant.rows[0].tolist() == sure.rows[0].tolist() == shrinking.rows[0].tolist()
-    assert sure.drafted[0] < constant.drafted[0]
-    assert shrinking.work[0][0] > constant.work[0][0]
+    assert seen == ("constant", 0.4)
+    whole, sure = (run_request(models, one, batch(), 40) for one in parse_modes("stock@3,stock@3:threshold=1", 5))
+    assert whole.rows[0].tolist() == sure.rows[0].tolist()
+    assert sure.drafted[0] < whole.drafted[0]
 
 
 def test_transformers_own_drafts_on_a_static_cache(models, monkeypatch):
@@ -165,10 +160,9 @@ def test_transformers_own_drafts_on_a_static_cache(models, monkeypatch):
     ("text", "temperature", "message"),
     [
         ("plain:k=3", None, "'plain' without settings"),
-        ("stock:k=3", None, "'stock' with the setting 'k'; it has schedule, threshold and cache"),
+        ("stock:k=3", None, r"'stock' has the keys \['threshold', 'cache'\], but not 'k'"),
         ("stock:cache=quantized", None, "`cache of stock` has to be dynamic or static"),
         ("stock:threshold=2", None, "`threshold of stock` has to be a number from 0 to 1"),
-        ("stock:schedule=linear", None, "`schedule of stock` has to be constant, heuristic"),
     ],
 )
 def test_settings_without_a_rule_that_are_refused(text, temperature, message):

@@ -64,7 +64,7 @@ def target_alone(
         mode = replace(mode, label="lossless", rule="lossless", gamma=DEFAULT_NUM_TOKENS)
     elif (out / MANIFEST).exists():
         manifest = read_plan(out, "out")
-        names = ("batch_size", "clock", "measure", "repeats")
+        names = ("batch_size", "measure")
         kept = {name: manifest[name] for name in names if name in manifest}
     return Evaluation(replace(pair, task=task), [mode], mode.label, limit, **kept, **others)
 

@@ -141,9 +141,9 @@ def test_advise_and_evaluate_share_the_target_s_texts(pair, tmp_path, monkeypatc
 
     answered, run = [], evaluation.run_request
 
-    def noted(models, mode, batch, *instruments, **options):
-        answered.extend([mode.label] if len(instruments) > 1 else ())  # calls that warm up have no instruments
-        return run(models, mode, batch, *instruments, **options)
+    def noted(models, mode, batch, length):
+        answered.extend([mode.label] if length > evaluation._WARM_UP_TOKENS else ())
+        return run(models, mode, batch, length)
 
     monkeypatch.setattr(evaluation, "run_request", noted)
     advice = advised() if first == "advise" else evaluated() and advised()
