@@ -38,6 +38,7 @@ def main(folder: Path, name: str, *, question: str, machine: str) -> None:
     """
     plan = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
     answers = [json.loads(line) for line in (folder / "results.jsonl").read_text(encoding="utf-8").splitlines()]
+    plan["measure"] = None if answers[0]["score"] is None else "task"
     order = [*plan["modes"]]
     answers.sort(key=lambda answer: (order.index(answer["mode"]), answer["id"]))
     write(name, map(without_text, answers))

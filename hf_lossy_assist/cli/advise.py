@@ -45,14 +45,14 @@ def advise(
     decoding.check()
     options.check_names(modes or "all")
     models.check({})
-    task, scored = prompts.of(models.pair)
+    task = prompts.of(models.pair)
     from ..evaluation.advice.advising import advise as advice_on
 
     pair, screen = models.load(), Console()
     advice = advice_on(
         pair.target, pair.draft, pair.tokenizer, task, modes=modes, limit=limit,
         split=prompts.chosen_split(), max_new_tokens=max_new_tokens, **decoding.law, batch_size=batch_size,
-        seed=decoding.seed or 0, out=out, measure="task" if scored else None,
+        seed=decoding.seed or 0, out=out,
     )  # fmt: skip
     screen.print("\n".join(advice.said), highlight=False)
     screen.print(advice.table())

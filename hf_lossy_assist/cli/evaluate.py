@@ -39,7 +39,7 @@ def evaluate(
     options.check_names(modes)
     lookup = decoding.prompt_lookup
     models.check({}, ("--assistant",), lookup)
-    task, scored = prompts.of(models.pair)
+    task = prompts.of(models.pair)
     from ..evaluation.evaluate import evaluate as measured
     from ..integrations.vllm.engines import vllm_engines, vllm_has
 
@@ -59,7 +59,7 @@ def evaluate(
                 pair.target, pair.draft, tokenizer=pair.tokenizer, task=task, modes=listed(pair.rule_heads),
                 heads=pair.rule_heads, reference=measuring.reference, limit=limit, split=prompts.chosen_split(),
                 batch_size=batch_size, prompt_lookup_num_tokens=lookup, max_new_tokens=max_new_tokens,
-                seed=decoding.seed or 0, measure="task" if scored else None, out=out,
+                seed=decoding.seed or 0, out=out,
             )  # fmt: skip
         except KeyboardInterrupt:
             kept = "" if out is None else f"; repeat the command to continue from {out}"

@@ -57,8 +57,8 @@ def mine(
     if prompts.task is None and prompts.data is not None:
         raise LossyValueError("`--data` is for `--task`; name the task")
     models.check({"--task": prompts.task}, () if api is None else ("--model",))
-    task, named = prompts.of(models.pair, None)
-    if not named:
+    task = prompts.of(models.pair, None)
+    if prompts.task is None and not task.scored:
         raise LossyValueError(f"`--task` has to be given: the pair {models.pair!r} has none of its own")
     from ..evaluation.meters import provenance
     from ..training.label_folder import load_mined

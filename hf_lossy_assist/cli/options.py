@@ -19,7 +19,7 @@ from ..generation.spelling import FORM, OWN_RULE, Spelling, split
 from ..store.folder import this_process
 from ..tasks import Example, Task
 from ..tasks.lookup import SHIPPED, load
-from ..tasks.own_problems import of_file
+from ..tasks.prompts import Prompts as OwnPrompts
 from ..values import check_name, json_or_text
 from .console import limit_threads
 
@@ -221,32 +221,29 @@ class Prompts:
         """The task, or the file's prompts, if either is named."""
         if self.task is not None:
             return load(_SETTING.split(self.task)[0], self.data, **self.settings)
-        return None if self.data is None else of_file(self.data)
+        return None if self.data is None else OwnPrompts(self.data)
 
     def chosen_split(self, default: str | None = "test") -> str | None:
         return self.split or self.settings.get("split", default)
 
-    def of(self, pair: str | None, split: str | None = "test") -> tuple[Task, bool]:
-        """Return what is asked, and whether that is a task: a pair's own by default, else openings of stories.
-
-        Refuse prompts that can't be read.
-        """
+    def of(self, pair: str | None, split: str | None = "test") -> Task:
+        """Return what is asked: a pair's own task by default, else openings of stories. Refuse what can't be read."""
         own = None
         if self.loaded is None and pair is not None:
             from ..pairs import task_of
 
             own = task_of(pair)
-        task = self.loaded or own or of_file(str(OPENINGS))
-        first = task.examples(self.chosen_split(split) or task.splits[0], 1)
-        return task, self.task is not None or any(example.answer for example in first)
+        task = self.loaded or own or OwnPrompts(str(OPENINGS))
+        task.examples(self.chosen_split(split) or task.splits[0], 1)
+        return task
 
 
 def shown(prompt: str | None, pair: str | None) -> Example:
     """Return a prompt without an answer, or without a prompt one of a pair's."""
     if prompt is not None:
         return Example(prompt, "")
-    task, scored = Prompts().of(pair)
-    at = _SHOWN if scored else 0
+    task = Prompts().of(pair)
+    at = _SHOWN if task.scored else 0
     return task.examples("test", at + 1)[at]
 
 

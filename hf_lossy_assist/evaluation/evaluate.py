@@ -44,7 +44,6 @@ def evaluate(
     top_p: float = 1.0,
     max_new_tokens: int | None = None,
     seed: int = 0,
-    measure: str | None = "task",
     out: str | Path | None = None,
 ) -> EvaluationResult:
     """Let several decoding modes answer the same problems, and compare their scores and speeds problem by problem.
@@ -75,8 +74,6 @@ def evaluate(
         The longest response; the task's by default.
     seed
         Of the first problem; each further problem adds one.
-    measure
-        ``"task"``: the task's score; for plain prompts ROUGE-L against the reference's text. None only measures times.
     out
         A folder for ``results.jsonl`` and ``summary.json``; an interrupted run continues there.
 
@@ -121,6 +118,5 @@ def evaluate(
     evaluation = Evaluation(
         Pair(target, draft, tokenizer, asked, heads or {}, prompt_lookup_num_tokens or 0), listed,
         reference or reference_of(listed), limit, split, batch_size, max_new_tokens, seed, this_process(),
-        measure,
     )  # fmt: skip
     return evaluation.complete(None if out is None else Path(out))

@@ -50,7 +50,6 @@ class Evaluation:
     max_new_tokens: int | None = None  # None: the task's own
     seed: int = 0  # of the first problem; each further problem adds one
     process: Process = field(default_factory=Process)  # its number decides which batches it answers
-    measure: str | None = "task"  # the task's score; None only times
 
     def __post_init__(self) -> None:
         for name in ("limit", "batch_size"):
@@ -72,8 +71,6 @@ class Evaluation:
             raise LossyValueError(f"`reference` has to be one of the modes {labels}, but is {self.reference!r}")
         for mode in self.modes:
             mode.check_pair(self.pair)
-        if self.measure not in (None, "task"):
-            raise LossyValueError(f"`measure` has to be 'task' or None, but is {self.measure!r}")
         if not self.examples:
             raise LossyValueError(f"`split` has to be one with problems, but {self.split!r} has none")
 
@@ -163,7 +160,7 @@ class Evaluation:
         rows = zip(texts, response.rows, response.work, response.drafted or [None] * size, strict=True)
         for i, (text, tokens, (rounds, accepted, lossy), drafted) in enumerate(rows, b * self.batch_size):
             score = None
-            if self.measure is not None:
+            if self.pair.task.scored:
                 own = text if mode.label == self.reference else store[self.reference, i].text
                 score = self.pair.task.score(self.examples[i], text, own)
             cut = len(tokens) >= self.length and int(tokens[-1]) not in ends
@@ -208,7 +205,6 @@ class Evaluation:
         return {
             "task": self.pair.task.name,
             "split": self.split,
-            "measure": self.measure,
             "scoring": dict(self.pair.task.scoring),
             "reference": self.reference,
             "batch_size": self.batch_size,

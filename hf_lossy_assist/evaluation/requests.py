@@ -17,10 +17,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, StoppingCrite
 from ..compat.inputs import ending_tokens
 from ..core.statistics import LossyStats
 from ..decoding.slow_drafts import measuring
-from ..errors import LossyValueError
 from ..pairs import Pair
-from ..tasks import Example, Task
-from ..tasks.plain_prompts import Prompts as PlainPrompts
+from ..tasks import Task
 from .modes import DecodingMode
 
 
@@ -63,23 +61,6 @@ class PromptBatch:
 
     def __len__(self) -> int:
         return len(self.ids)
-
-
-Prompts = Sequence[str] | Sequence[Sequence[int]]
-
-
-class PromptList(PlainPrompts):
-    """Texts or token ids to continue, without right answers."""
-
-    max_new_tokens = 256
-
-    def __init__(self, prompts: Prompts) -> None:
-        if not prompts:
-            raise LossyValueError("`prompts` has to hold at least one prompt, but is empty")
-        self._examples = [Example(prompt, "") for prompt in prompts]
-
-    def encode(self, example: Example, tokenizer: PreTrainedTokenizerBase) -> list[int]:
-        return super().encode(example, tokenizer) if isinstance(example.prompt, str) else list(example.prompt)
 
 
 def batches_of(

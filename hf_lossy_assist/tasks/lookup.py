@@ -18,8 +18,7 @@ SHIPPED = {
     "arithmetic": f"{__package__}.arithmetic:Arithmetic",
     "gsm8k": f"{__package__}.gsm8k:GSM8K",
     "code": f"{__package__}.code:Code",
-    "problems": f"{__package__}.own_problems:Problems",
-    "prompts": f"{__package__}.plain_prompts:Prompts",
+    "prompts": f"{__package__}.prompts:Prompts",
     "refusals": f"{__package__}.refusals:Refusals",
 }
 _TEXT = ("str", "str | None", str, str | None)

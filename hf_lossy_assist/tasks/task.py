@@ -43,6 +43,8 @@ class Task(ABC):
         The splits that :meth:`examples` accepts.
     max_new_tokens
         The longest response that an answer needs.
+    scored
+        Whether responses are judged; if not, an evaluation only times them.
     ends
         Strings that complete a response: an evaluation ends it there.
     scoring
@@ -65,6 +67,7 @@ class Task(ABC):
     name: str
     splits: tuple[str, ...] = ("train", "validation", "test")
     max_new_tokens: int = 160
+    scored: bool = True
     ends: tuple[str, ...] = ()
     scoring: Mapping[str, Any] = MappingProxyType({})
 

@@ -178,7 +178,6 @@ def test_what_modes_are_compared_with():
         ({"modes": parse_modes("plain,judge")}, r"`modes` has 'judge', .* head; .* `heads`"),
         ({"limit": 0}, "`limit` has to be an int >= 1, but is 0"),
         ({"limit": 2.5}, "`limit` has to be an int >= 1, but is 2.5"),
-        ({"measure": "beauty"}, "`measure` has to be 'task' or None, but is 'beauty'"),
         ({"batch_size": 0}, "`batch_size` has to be an int >= 1, but is 0"),
         ({"draft": None}, "`draft` has to be given for the mode 'stock'"),
         ({"task": Nothing()}, "`split` has to be one with problems"),

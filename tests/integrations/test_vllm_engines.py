@@ -53,7 +53,7 @@ def _stand_in(tmp_path, monkeypatch) -> None:
 def test_a_comparison_of_both_engines(models):
     with VllmEngines(PYTHON, threads=1) as engines:
         modes = [*parse_modes("plain"), *engines.modes(parse_modes("plain,stock@4"))]
-        evaluation = Evaluation(models, modes, "plain", 2, max_new_tokens=5, measure=None)
+        evaluation = Evaluation(models, modes, "plain", 2, max_new_tokens=5)
         result = evaluation.complete(None)
         assert len(engines._started) == 2
         batches = batches_of([[5, 6, 7], [5, 6]], 2)

@@ -57,7 +57,6 @@ def test_every_shipped_name_loads(tmp_path, sandbox_options):
         "arithmetic": tasks.load("arithmetic"),
         "gsm8k": tasks.load("gsm8k", str(gsm8k)),
         "code": tasks.load("code", str(code), **sandbox_options),
-        "problems": tasks.load("problems", str(prompts)),
         "prompts": tasks.load("prompts", str(prompts)),
         "refusals": tasks.load("refusals"),
     }

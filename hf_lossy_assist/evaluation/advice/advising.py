@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -21,10 +22,11 @@ from ...pairs import Pair
 from ...progress import track
 from ...store.folder import MANIFEST, write_json
 from ...tasks import Task
+from ...tasks.prompts import PromptList
 from ..answers import AnswerStore, read_plan
 from ..evaluation import Evaluation
 from ..modes import EVERYTHING, DecodingMode, by_name, parse_modes
-from ..requests import PromptBatch, PromptList, Prompts
+from ..requests import PromptBatch
 from .advice import Advice, Replayed
 from .replay import Acceptance, TextLogits, drawn, greedy, processors_of, read_laws
 from .speeds import KEEP_ALL, Costs, Speeds, measure_costs, merged
@@ -46,9 +48,8 @@ MEASURE = "measure a dozen prompts with `evaluate` instead"
 
 
 def target_alone(
-    pair: Pair, prompts: Task | Prompts, out: Path | None = None, *,
-    limit: int | None = None, temperature: float | None = None, top_p: float = 1.0, measure: str | None = None,
-    batch_size: int = 1, **others: Any,
+    pair: Pair, prompts: Task | Sequence[Any], out: Path | None = None, *,
+    limit: int | None = None, temperature: float | None = None, top_p: float = 1.0, batch_size: int = 1, **others: Any,
 ) -> Evaluation:  # fmt: skip
     """Return the evaluation in which the target answers, as the folder ``out`` has it if one is there.
 
@@ -59,14 +60,11 @@ def target_alone(
     task = prompts if isinstance(prompts, Task) else PromptList(prompts)
     limit = limit or (len(prompts) if task is not prompts else 12 if batch_size <= 1 else 4 * batch_size)
     mode = DecodingMode("plain", temperature=temperature, top_p=top_p)
-    kept = {"measure": out and measure, "batch_size": batch_size}
     if out is None:
         mode = replace(mode, label="lossless", rule="lossless", gamma=DEFAULT_NUM_TOKENS)
     elif (out / MANIFEST).exists():
-        manifest = read_plan(out, "out")
-        names = ("batch_size", "measure")
-        kept = {name: manifest[name] for name in names if name in manifest}
-    return Evaluation(replace(pair, task=task), [mode], mode.label, limit, **kept, **others)
+        batch_size = read_plan(out, "out")["batch_size"]
+    return Evaluation(replace(pair, task=task), [mode], mode.label, limit, batch_size=batch_size, **others)
 
 
 @dataclass(frozen=True, eq=False)
@@ -211,7 +209,7 @@ def advise(
     target: PreTrainedModel,
     draft: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
-    prompts: Task | Prompts,
+    prompts: Task | Sequence[Any],
     *,
     modes: str | None = None,
     limit: int | None = None,
@@ -221,7 +219,6 @@ def advise(
     top_p: float = 1.0,
     batch_size: int = 1,
     seed: int = 0,
-    measure: str | None = None,
     out: str | Path | None = None,
 ) -> Advice:
     """Predict how fast rules would be with these models, here, and what they would change.
@@ -252,9 +249,6 @@ def advise(
         How many prompts are decoded together. A batch ends with its slowest row; prompts that fill none are left out.
     seed
         Of the first prompt; each further prompt adds one.
-    measure
-        How the answers in ``out`` are scored, as for :func:`~hf_lossy_assist.evaluate`; by default not at all, or as
-        those that are there.
     out
         A folder for ``advice.json`` and the answers, with which an interrupted run goes on.
         :func:`~hf_lossy_assist.evaluate` reads and writes the same answers, those of the target alone.
@@ -280,7 +274,7 @@ def advise(
     folder = None if out is None else Path(out)
     evaluation = target_alone(
         Pair(target, draft, tokenizer), prompts, folder, limit=limit, split=split, max_new_tokens=max_new_tokens,
-        seed=seed, temperature=temperature, top_p=top_p, measure=measure, batch_size=batch_size,
+        seed=seed, temperature=temperature, top_p=top_p, batch_size=batch_size,
     )  # fmt: skip
     evaluation = replace(evaluation, limit=len(evaluation.examples) // batch_size * batch_size or evaluation.limit)
     return Advising(evaluation, modes or "", batch_size, folder).run()

@@ -133,7 +133,7 @@ def test_advise_and_evaluate_share_the_target_s_texts(pair, tmp_path, monkeypatc
     models, given = (pair.target, pair.draft), {"limit": 2, "max_new_tokens": 12, "out": tmp_path}
 
     def advised():
-        return hf_lossy_assist.advise(*models, pair.tokenizer, pair.task, modes="topk", measure="task", **given)
+        return hf_lossy_assist.advise(*models, pair.tokenizer, pair.task, modes="topk", **given)
 
     def evaluated():
         more = {"tokenizer": pair.tokenizer, "task": pair.task}

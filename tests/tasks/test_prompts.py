@@ -1,14 +1,14 @@
-"""Problems of a file of one's own: what counts as right."""
+"""Prompts of a file of one's own, and what counts as a right answer to them."""
 
 from __future__ import annotations
 
+import gzip
 import json
 
 import pytest
 
 from hf_lossy_assist import LossyValueError, tasks
-from hf_lossy_assist.tasks.own_problems import Problems, of_file
-from hf_lossy_assist.tasks.plain_prompts import Prompts
+from hf_lossy_assist.tasks.prompts import Prompts
 
 
 def written(folder, *rows, name="my.jsonl") -> str:
@@ -50,7 +50,7 @@ WRONG = [
     [(row, text, right) for right, cases in ((True, RIGHT), (False, WRONG)) for row, texts in cases for text in texts],
 )
 def test_an_answer_is_right_after_normalisation_or_by_its_pattern(tmp_path, row, response, is_right):
-    task = tasks.load("problems", written(tmp_path, {"prompt": "What?", **row}))
+    task = tasks.load("prompts", written(tmp_path, {"prompt": "What?", **row}))
     (example,) = task.examples("test", 9)
     assert task.correct(example, response) is is_right
     assert task.score(example, response, "") == is_right
@@ -59,11 +59,10 @@ def test_an_answer_is_right_after_normalisation_or_by_its_pattern(tmp_path, row,
 
 def test_a_file_says_by_itself_what_it_is(tmp_path):
     with_answers = written(tmp_path, {"question": "2 + 2?", "answer": "4"})
-    assert isinstance(of_file(with_answers), Problems)
-    assert isinstance(of_file(written(tmp_path, {"prompt": "Hi"}, name="p.jsonl")), Prompts)
+    assert Prompts(with_answers).scored
+    assert not Prompts(written(tmp_path, {"prompt": "Hi"}, name="p.jsonl")).scored
     (tmp_path / "list.json").write_text('[{"prompt": "2 + 2?", "answer": 4}]')
-    assert of_file(str(tmp_path / "list.json")).examples("test", 1)[0].answer == "4"
-    assert of_file(with_answers).splits == ("test",)
+    assert Prompts(str(tmp_path / "list.json")).examples("test", 1)[0].answer == "4"
 
 
 @pytest.mark.parametrize(("row", "said"), [
@@ -75,4 +74,43 @@ def test_a_file_says_by_itself_what_it_is(tmp_path):
 ])  # fmt: skip
 def test_bad_rows_are_named(tmp_path, row, said):
     with pytest.raises(LossyValueError, match=said):
-        of_file(written(tmp_path, {"prompt": "x", "answer": "y"}, row))
+        Prompts(written(tmp_path, {"prompt": "x", "answer": "y"}, row))
+
+
+def test_every_prompt_is_asked_once_in_the_file_s_order(tmp_path):
+    path = tmp_path / "prompts.txt"
+    path.write_text("\n".join([*(f"Prompt number {i}" for i in range(24)), "", "Prompt number 3"]))
+    task = tasks.load("prompts", data=str(path))
+    assert task.splits == ("test",)
+    assert [x.prompt for x in task.examples("test", 99)] == [f"Prompt number {i}" for i in range(24)]
+    assert len(task.examples("test", 4)) == 4, "no split hides any"
+    with pytest.raises(LossyValueError, match=r"`split`.*'dev'"):
+        task.examples("dev", 1)
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("nowhere.txt", None), ("empty.txt", "\n \n"), ("rows.jsonl", '{"text": "Hi"}\n'), ("list.json", "[1]"),
+        ("object.json", '{"prompt": "Hi"}'), ("broken.json", '{"text": 1'),
+    ],
+)  # fmt: skip
+def test_bad_files_are_named(tmp_path, name, content):
+    if content is not None:
+        (tmp_path / name).write_text(content)
+    with pytest.raises(LossyValueError, match=f"`data`.*{name}"):
+        tasks.load("prompts", data=str(tmp_path / name))
+
+
+def test_rows_of_a_file_may_have_turns(tmp_path):
+    path = tmp_path / "questions.jsonl"
+    path.write_text('{"turns": ["Hi", "And?"]}\n{"prompt": "Bye"}\n')
+    assert [x.prompt for x in tasks.load("prompts", data=str(path)).examples("test", 9)] == ["Hi", "Bye"]
+
+
+def test_a_json_list_has_rows_or_texts_and_files_may_be_gzipped(tmp_path):
+    (tmp_path / "prompts.json").write_text('["Hi", {"prompt": "Bye"}]')
+    (tmp_path / "prompts.jsonl.gz").write_bytes(gzip.compress(b'{"prompt": "Hi"}\n{"prompt": "Bye"}'))
+    for name in ("prompts.json", "prompts.jsonl.gz"):
+        task = tasks.load("prompts", str(tmp_path / name))
+        assert [example.prompt for example in task.examples("test", 9)] == ["Hi", "Bye"]
