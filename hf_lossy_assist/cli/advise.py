@@ -17,11 +17,10 @@ def advise(
     models: options.RoundedModels = options.RoundedModels(),
     prompts: options.Prompts = options.Prompts(),
     limit: Annotated[
-        int | None,
+        int,
         AT_LEAST_1,
-        Parameter(group=options.PROMPTS, help="The most prompts; by default 12, or four batches."),
-    ] = None,
-    batch_size: options.BatchSize = 1,
+        Parameter(group=options.PROMPTS, help="The most prompts."),
+    ] = 12,
     modes: Annotated[
         str | None,
         Parameter(
@@ -31,10 +30,9 @@ def advise(
         ),
     ] = None,
     max_new_tokens: options.MaxNewTokens = None,
-    decoding: options.Decoding = options.Decoding(),
     out: options.Out = None,
 ) -> None:
-    """Predict what each rule brings: tokens per call, speed here, and how far it leaves the target [lab].
+    """Predict what each rule brings greedily: tokens per call, speed here, and how far it leaves the target [lab].
 
     The target answers the prompts, and target and draft model read the answers
     once. Without --modes, the usual rules are compared. Rules that look at
@@ -42,7 +40,6 @@ def advise(
     dozen prompts with `evaluate`. OUT gets advice.json.
     """
     need("lab", "`lossy-assist advise`")
-    decoding.check()
     options.check_names(modes or "all")
     models.check({})
     task = prompts.of(models.pair)
@@ -51,8 +48,7 @@ def advise(
     pair, screen = models.load(), Console()
     advice = advice_on(
         pair.target, pair.draft, pair.tokenizer, task, modes=modes, limit=limit,
-        split=prompts.chosen_split(), max_new_tokens=max_new_tokens, **decoding.law, batch_size=batch_size,
-        seed=decoding.seed or 0, out=out,
+        split=prompts.chosen_split(), max_new_tokens=max_new_tokens, out=out,
     )  # fmt: skip
     screen.print("\n".join(advice.said), highlight=False)
     screen.print(advice.table())

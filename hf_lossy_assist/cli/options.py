@@ -274,17 +274,11 @@ class Sampling:
 
 
 @dataclass(frozen=True)
-class Decoding(Sampling):
-    """How tokens are drawn, and from which."""
+class Drafting(Sampling):
+    """How tokens are drafted and drawn."""
 
     top_p: Annotated[float | None, SHARE] = None
     "With --sample: draw from the likeliest tokens that have this probability together."
-
-
-@dataclass(frozen=True)
-class Drafting(Decoding):
-    """How tokens are drafted and drawn."""
-
     gamma: Annotated[
         int | Literal["auto"] | None, must("at least 0, or auto", lambda x: x == "auto" or 0 <= x < 10**18)
     ] = None

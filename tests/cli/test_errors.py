@@ -49,9 +49,6 @@ ERRORS = {
         ("--model x --assistant y --mode judge P", "`--head` has to be given for the rule 'judge'"),
         ("M --chat P", "has no chat template"),
     ],
-    "advise": [
-        (f"{PAIR} --top-p nan --sample", "--top-p. It has to be a number > 0 and <= 1"),
-    ],
     "inspect": [
         (f"{PAIR} --gamma -1 --out OUT", "--gamma. It has to be at least 0, or auto"),
         (f"{PAIR} --modes topkk --out OUT", "did you mean 'topk'"),
@@ -72,6 +69,7 @@ ERRORS = {
         (f"{PAIR} --references 2", "Unknown option: --references. Did you mean --reference?"),
         (f"{PAIR} --reference", "--reference requires an argument"),
         (f"{PAIR} --temperature 1", "`--temperature` 1.0 needs `--sample`"),
+        (f"{PAIR} --top-p nan --sample", "--top-p. It has to be a number > 0 and <= 1"),
         (f"{PAIR} --task prompts:shots=8 --data EMPTY", "argument 'shots'"),
         (f"{PAIR} --data EMPTY", "`--data` has to hold one prompt per line"),
         (f"{PAIR} --data /no/such", "`--data` has to be"),

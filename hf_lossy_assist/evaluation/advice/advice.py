@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -17,8 +17,8 @@ from ..tables import NumberTable, as_text, milliseconds, number, percent, table
 from .replay import Walk
 from .speeds import Speeds
 
-MAX_NATS, MAX_TV = 0.025, 0.05
-"""The largest loss of a recommended rule: nats a token in greedy decoding, and total variation when sampling."""
+MAX_NATS = 0.025
+"""The largest loss of a recommended rule, in nats a token."""
 
 
 @dataclass(frozen=True)
@@ -32,18 +32,10 @@ class Row:
     times_lossless: float  # as fast as the best lossless setting
     low: float
     high: float
-    times_alone: float  # as fast as the target alone, as many texts together
+    times_alone: float  # as fast as the target alone
     others: float  # the share of the text's tokens that the lossless rule would have refused
-    nats: float | None = None  # log p given up, per token of the text; greedily
-    worst: float | None = None  # by one token, at most
-    tv: float | None = None  # between p and what the rule emits where it decides, in the mean; when sampling
-    kl: float | None = None
-    outside: float | None = None  # the mass that it emits where p is 0
-
-    @property
-    def loss(self) -> float | None:
-        """What the front compares with the speed; None where it is not known."""
-        return self.kl if self.nats is None else self.nats
+    nats: float  # log p given up, per token of the text
+    worst: float  # by one token, at most
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,7 +45,6 @@ class Replayed:
     mode: DecodingMode
     walks: Mapping[int | str, Walk]
     shown: tuple[int | str, ...] = ()  # the draft lengths that were asked for; empty for the best one
-    losses: Mapping[str, float] = field(default_factory=dict)  # ``tv``, ``kl`` and ``outside``, when sampling
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,14 +59,11 @@ class Advice:
         The texts, and the seconds of the steps of decoding.
     matches
         The share of positions at which the lossless rule keeps the draft's token.
-    decoding
-        Keywords of ``generate()`` that say how tokens are chosen.
     """
 
     replayed: Sequence[Replayed]
     speeds: Speeds
     matches: float
-    decoding: Mapping[str, Any]
 
     @property
     def tokens(self) -> np.ndarray:
@@ -86,11 +74,6 @@ class Advice:
     def draft_cost(self) -> float:
         """A drafted token's share of a target's token."""
         return self.speeds.costs.share
-
-    @property
-    def sampled(self) -> bool:
-        """Whether tokens are drawn."""
-        return self.decoding["do_sample"]
 
     def _fastest(self, walks: Mapping[int, Walk]) -> Walk:
         return min(walks.values(), key=lambda walk: self.speeds.seconds(walk).sum())
@@ -105,10 +88,9 @@ class Advice:
         total, rounds = self.tokens.sum(), walk.rounds.sum()
         times, low, high = self.speeds.times(walk, self._lossless)
         alone, *_ = self.speeds.times(walk, self.speeds.alone)
-        greedily = {"nats": float(walk.nats.sum() / total), "worst": float(walk.worst.max())}
         return Row(
             one.mode.label, walk.gamma, float(walk.kept.sum() / rounds), float(total / rounds), times, low, high,
-            alone, float(walk.others.sum() / total), **(one.losses if self.sampled else greedily),
+            alone, float(walk.others.sum() / total), float(walk.nats.sum() / total), float(walk.worst.max()),
         )  # fmt: skip
 
     @cached_property
@@ -125,9 +107,9 @@ class Advice:
             row
             for row in rules
             if not any(
-                other.loss <= row.loss
+                other.nats <= row.nats
                 and other.times_lossless >= row.times_lossless
-                and (other.loss, other.times_lossless) != (row.loss, row.times_lossless)
+                and (other.nats, other.times_lossless) != (row.nats, row.times_lossless)
                 for other in rules
             )
         )
@@ -138,13 +120,7 @@ class Advice:
         one = next(one for one in self.replayed if one.mode.label == EVERYTHING)
         return self.row(one)
 
-    def _within(self, max_nats: float, max_tv: float) -> Row:
-        """Return the fastest row of all but ``everything`` whose loss is within a bound."""
-        measure, bound = ("tv", max_tv) if self.sampled else ("nats", max_nats)
-        rows = [row for row in self.rows if row.mode != EVERYTHING and getattr(row, measure) <= bound]
-        return max(rows, key=lambda row: row.times_lossless)
-
-    def best(self, mode: str | None = None, *, max_nats: float = MAX_NATS, max_tv: float = MAX_TV) -> Recommendation:
+    def best(self, mode: str | None = None, *, max_nats: float = MAX_NATS) -> Recommendation:
         """Return the fastest setting: of one rule, or of all but ``everything`` whose loss is within a bound.
 
         No rule is recommended whose interval does not lie above the speed of ``lossless``, and no draft where drafting
@@ -155,9 +131,7 @@ class Advice:
         mode
             A rule as it stands in the table; any by default.
         max_nats
-            The most log p that a token may give up in the mean, in greedy decoding.
-        max_tv
-            The largest mean total variation, when sampling.
+            The most log p that a token may give up in the mean.
 
         Raises
         ------
@@ -171,12 +145,13 @@ class Advice:
                 raise LossyValueError(f"`mode` has to be one of {known}, but is {mode!r}{nearest(mode, by_label)}")
             row = max((row for row in self.rows if row.mode == mode), key=lambda row: row.times_lossless)
         else:
-            row = self._within(max_nats, max_tv)
+            rows = [row for row in self.rows if row.mode != EVERYTHING and row.nats <= max_nats]
+            row = max(rows, key=lambda row: row.times_lossless)
             row = row if row.low > 1 else self.row(self.replayed[0])
             if row.times_alone <= 1:
-                return Recommendation(None, DecodingMode("plain"), self.decoding)
+                return Recommendation(None, DecodingMode("plain"))
         mode = replace(by_label[row.mode].mode, gamma=row.gamma)
-        return Recommendation(row, mode, self.decoding)
+        return Recommendation(row, mode)
 
     @property
     def how_sure(self) -> str:
@@ -199,11 +174,10 @@ class Advice:
         times, low, high = speeds.times(own, speeds.alone)
         drafts = "default drafts" if own.gamma == AUTO else f"γ = {own.gamma}"
         verdict = f"With this draft no rule is more than {self.ceiling.times_lossless:.2f} × as fast as lossless."
-        one = speeds.rows == 1
         return [
             (
-                f"A round{'' if one else f' of {speeds.rows} rows'}: the target {target} tokens (ms); a drafted token "
-                f"{milliseconds(speeds.costs.drafted)} (c = {self.draft_cost:.2f})."
+                f"A round: the target {target} tokens (ms); a drafted token {milliseconds(speeds.costs.drafted)} "
+                f"(c = {self.draft_cost:.2f})."
             ),
             (
                 f"{len(self.tokens)} answers of the target, {int(self.tokens.sum()):,} tokens: lossless would keep "
@@ -213,10 +187,6 @@ class Advice:
                 f"Lossless with {drafts} is {times:.2f} × the target alone ({low:.2f} … {high:.2f})"
                 + ("." if times > 1 else ": drafting does not pay here.")
             ),
-            *([] if one else [(
-                f"A batch goes on until its slowest row has ended: {speeds.per_second(speeds.alone):.0f} tokens a "
-                f"second by the target alone, and {speeds.per_second(own):.0f} losslessly."
-            )]),
             verdict,
             f"Recommended for speed: {self.best()}: {self.how_sure}.",
             "All this is worked out off-line, along the target's own texts: tokens a call, times the seconds of a call"
@@ -228,11 +198,10 @@ class Advice:
         """The modes to measure next, and why."""
         few = sorted(self.front, key=lambda row: row.times_lossless)[-3:]
         settings = [f"lossless@{self._lossless.gamma}", *(with_gamma(row.mode, row.gamma) for row in few)]
-        size = "" if self.speeds.rows == 1 else f" --batch-size {self.speeds.rows}"
         modes = ",".join(["plain", *settings])
         return (
             "What other tokens do to answers is not known here, nor are rules that look at whole drafts or at states, "
-            f"nor other drafters: measure a dozen prompts. Next: lossy-assist evaluate … --modes {modes}{size}"
+            f"nor other drafters: measure a dozen prompts. Next: lossy-assist evaluate … --modes {modes}"
         )
 
     def table(self) -> NumberTable:
@@ -244,12 +213,9 @@ class Advice:
             "kept": lambda row: number(row.kept),
             "× lossless (95 %)": lambda row: f"{row.times_lossless:.2f} ({row.low:.2f} … {row.high:.2f})",
             "other\n(%)": lambda row: percent(row.others, 1),
+            "nats": lambda row: f"{row.nats:.3f}",
+            "worst": lambda row: f"{row.worst:.1f}",
         }
-        if self.sampled:
-            columns |= {name.upper(): lambda row, name=name: f"{getattr(row, name):.3f}" for name in ("tv", "kl")}
-            columns["out-\nside\n(%)"] = lambda row: percent(row.outside, 1)
-        else:
-            columns |= {"nats": lambda row: f"{row.nats:.3f}", "worst": lambda row: f"{row.worst:.1f}"}
         return table(self.rows, columns, "What each rule brings")
 
     def __str__(self) -> str:
@@ -260,13 +226,12 @@ class Advice:
     @property
     def entry(self) -> dict[str, Any]:
         """What ``advice.json`` has."""
-        other = ("nats", "worst") if self.sampled else ("tv", "kl", "outside")
         return {
-            "rows": [{key: x for key, x in asdict(row).items() if key not in other} for row in self.rows],
+            "rows": [asdict(row) for row in self.rows],
             "front": [with_gamma(row.mode, row.gamma) for row in self.front],
             "costs": self.speeds.entry, "steady": self.speeds.steady,
             "recommended": str(self.best()), "how_sure": self.how_sure,
-            "decoding": dict(self.decoding), "answers": len(self.tokens), "tokens": int(self.tokens.sum()),
+            "answers": len(self.tokens), "tokens": int(self.tokens.sum()),
             "matches": self.matches, "ceiling": self.ceiling.times_lossless, "said": self.said,
         }  # fmt: skip
 
@@ -282,7 +247,6 @@ class Recommendation:
 
     row: Row | None  # of the table; None for the target alone
     mode: DecodingMode
-    decoding: Mapping[str, Any]
 
     def __str__(self) -> str:
         return "plain, without a draft" if self.row is None else with_gamma(self.row.mode, self.row.gamma)
@@ -290,4 +254,4 @@ class Recommendation:
     @property
     def settings(self) -> dict[str, Any]:
         """Keywords for ``generate()``, ``pipeline`` and ``GenerationConfig``; an assistant is given besides."""
-        return {**self.decoding, **{key: x for key, x in self.mode.config.items() if x != {}}}
+        return {"do_sample": False, **{key: x for key, x in self.mode.config.items() if x != {}}}

@@ -1,4 +1,4 @@
-"""What the steps of decoding cost on a machine, and how fast replayed texts are by that, one or a batch at a time."""
+"""What the steps of decoding cost on a machine, and how fast replayed texts are by that."""
 
 from __future__ import annotations
 
@@ -72,14 +72,7 @@ class _Endless:
         return tokens
 
 
-def measure_costs(
-    pair: Pair,
-    texts: Sequence[Sequence[int]],
-    length: int,
-    gammas: Iterable[int],
-    mode: DecodingMode = KEEP_ALL,
-    repeats: int = 3,
-) -> list[Costs]:
+def measure_costs(pair: Pair, text: Sequence[int], length: int, gammas: Iterable[int], repeats: int = 3) -> list[Costs]:
     """Time calls of ``generate()`` with drafts of so many tokens, with the target alone, and with the draft alone.
 
     All take turns. A round's time is what further rounds add to a call of one, so that reading the prompt does not
@@ -88,17 +81,17 @@ def measure_costs(
 
     Parameters
     ----------
-    texts
-        Token ids of prompts that are decoded together, brought to ``length``.
+    text
+        Token ids of a prompt, brought to ``length``.
     repeats
         How often everything is timed; each repeat has costs of its own.
     """
-    (batch,) = batches_of(texts, len(texts), device=pair.target.device, length=length)
+    (batch,) = batches_of([text], device=pair.target.device, length=length)
     batch = replace(batch, ending=_Endless(pair))
-    alone = replace(mode, rule=None, settings={}, gamma=None)
+    alone = DecodingMode()
     modes = {
         1: alone, "draft": replace(alone, answers="draft"),
-        **{gamma + 1: replace(mode, gamma=gamma) for gamma in sorted({*gammas} - {0})},
+        **{gamma + 1: replace(KEEP_ALL, gamma=gamma) for gamma in sorted({*gammas} - {0})},
     }  # fmt: skip
 
     clocks = {"wall": time.perf_counter}
@@ -167,20 +160,14 @@ class Speeds:
     tokens
         ``(B,)`` tokens of the texts.
     costs
-        Seconds of the steps of decoding, for ``rows`` texts together.
+        Seconds of the steps of decoding.
     repeats
         The costs that each repeat of the timing has seen.
-    rows
-        How many texts are decoded together; ``B`` is a multiple. A batch goes on until its slowest row has ended.
-    sampled
-        Whether tokens are drawn, so that the texts of each run differ.
     """
 
     tokens: np.ndarray
     costs: Costs
     repeats: Sequence[Costs] = ()
-    rows: int = 1
-    sampled: bool = False
 
     @cached_property
     def alone(self) -> Walk:
@@ -189,13 +176,9 @@ class Speeds:
         return Walk(0, self.tokens[:, None], *[nothing] * 4)
 
     def seconds(self, walk: Walk, costs: Costs | None = None) -> np.ndarray:
-        """Return the seconds of each batch, without its prompts."""
+        """Return the seconds of each text, without its prompt."""
         rounds = [(costs or self.costs).round(size) for size in range(walk.sizes.shape[1])]
-        return (walk.sizes @ rounds).reshape(-1, self.rows).max(1)
-
-    def per_second(self, walk: Walk) -> float:
-        """Return the tokens of all rows per second."""
-        return float(self.tokens.sum() / self.seconds(walk).sum())
+        return walk.sizes @ rounds
 
     def times(self, own: Walk, base: Walk) -> Interval:
         """Return how many times as fast as ``base`` is ``own``, and where that is in 95 % of runs on other prompts.
@@ -223,9 +206,8 @@ class Speeds:
 
     def _redrawn(self, walk: Walk) -> float:
         """Return what the logarithm of a speed varies by, since texts differ from those of the replay."""
-        rates = np.stack([self.tokens.reshape(-1, self.rows).sum(1), self.seconds(walk)], 1)
-        share = 1.0 if self.sampled else float((walk.diverged * self.tokens).sum() / self.tokens.sum())
-        return share * jackknife(rates, _log)
+        rates = np.stack([self.tokens, self.seconds(walk)], 1)
+        return float((walk.diverged * self.tokens).sum() / self.tokens.sum()) * jackknife(rates, _log)
 
     @property
     def spread(self) -> tuple[float, str]:
@@ -242,7 +224,7 @@ class Speeds:
         """What ``advice.json`` has."""
         costs = self.costs
         return {
-            "draft": costs.drafted, "draft_cost": costs.share, "rows": self.rows, "repeats": len(self.repeats),
+            "draft": costs.drafted, "draft_cost": costs.share, "repeats": len(self.repeats),
             "target": {str(n): costs.read(n) for n in sorted(costs.target)}, "spread": self.spread[0],
             "clock": costs.clock,
         }  # fmt: skip

@@ -11,7 +11,6 @@ import hf_lossy_assist
 from hf_lossy_assist.drafting.draft_ends import LONGEST
 from hf_lossy_assist.errors import LossyError, LossyUnsupportedError, LossyValueError
 from hf_lossy_assist.evaluation import evaluation
-from hf_lossy_assist.evaluation.advice import advising as advising_room
 from hf_lossy_assist.evaluation.advice.advice import Advice, Replayed
 from hf_lossy_assist.evaluation.advice.advising import Advising, target_alone
 from hf_lossy_assist.evaluation.advice.replay import Walk
@@ -33,10 +32,11 @@ def replayed(label: str, loss: float, **rounds: float) -> Replayed:
     return Replayed(
         DecodingMode(label, label),
         {
-            gamma: Walk(gamma, each[:, None] * np.eye(gamma + 1)[gamma], 40 - each, *[NOTHING] * 3)
+            gamma: Walk(
+                gamma, each[:, None] * np.eye(gamma + 1)[gamma], 40 - each, NOTHING, NOTHING + 40 * loss, NOTHING
+            )
             for gamma, each in walks.items()
         },
-        losses={"tv": loss, "kl": loss, "outside": 0.0},
     )
 
 
@@ -50,7 +50,7 @@ def advice() -> Advice:
         replayed(EVERYTHING, 0.02, g8=4.5),
     ]
     speeds = Speeds(np.full(4, 40.0), STEADY, (STEADY, STEADY))
-    return Advice(modes, speeds, 0.9, {"do_sample": True})
+    return Advice(modes, speeds, 0.9)
 
 
 def test_everything_is_recommended_only_by_its_name(advice):
@@ -67,7 +67,7 @@ def test_where_drafting_does_not_pay_the_target_alone_is_recommended(advice, tmp
     costs = replace(STEADY, drafted=2.0)
     dear = replace(advice, speeds=replace(advice.speeds, costs=costs, repeats=(costs, costs)))
     best = dear.best()
-    assert (best.row, best.settings, str(best)) == (None, {"do_sample": True}, "plain, without a draft")
+    assert (best.row, best.settings, str(best)) == (None, {"do_sample": False}, "plain, without a draft")
     assert "drafting does not pay" in " ".join(dear.said)
     assert dear.said[-2].startswith("Recommended for speed: plain, without a draft: drafting makes it 0.")
     assert dear.entry["recommended"] == "plain, without a draft"
@@ -89,31 +89,6 @@ def test_where_repeats_differ_the_recommendation_says_how_little_is_sure(advice)
     thread = replace(advice, speeds=replace(advice.speeds, costs=replace(STEADY, clock="thread")))
     assert thread.said[-1].endswith("in computing time of one thread, which is steadier here.")
     assert "off-line" in thread.said[-1]
-
-
-def test_batches_are_timed_as_batches(models, tokenizer, monkeypatch):
-    given = {}
-
-    def timed(models, texts, *others):
-        given["rows"] = len(texts)
-        return [STEADY] * 3
-
-    monkeypatch.setattr(advising_room, "measure_costs", timed)
-    prompts = [[1, 5, 9], [1, 7, 3], [1, 2, 2], [1, 4], [1, 6, 6]]
-    advice = hf_lossy_assist.advise(
-        models.target, models.draft, tokenizer, prompts, modes="topk@4", batch_size=2, max_new_tokens=12
-    )
-    assert given == {"rows": 2}
-    assert len(advice.tokens) == 4  # the fifth prompt fills no batch
-    assert "auto" not in advice.replayed[0].walks
-    assert "A batch goes on until its slowest row has ended" in str(advice)
-    assert advice.next_step.endswith("--batch-size 2")
-    assert advice.entry["costs"]["rows"] == 2
-    own = advice.replayed[0].walks[4]
-    assert (
-        advice.speeds.seconds(own).tolist()
-        == (own.sizes @ [STEADY.round(n) for n in range(5)]).reshape(2, 2).max(1).tolist()
-    )
 
 
 def test_default_drafts_are_tried_too(models, tokenizer, tmp_path):
@@ -165,20 +140,17 @@ def test_tokens_that_a_text_does_not_tell_stand_beside_it(models, tokenizer, tmp
         whole.tokens_of(replace(store[whole.reference, 0], text="crc32:00000000", ids=()))
 
 
-@pytest.mark.parametrize(("given", "said"), [
-    ({"modes": "min_p@auto", "temperature": 1.0}, "'min_p@auto', but drawn drafts, and those of batches"),
-    ({"rows": 2}, "`batch_size` has to be at most half the number of prompts, 1, but is 2"),
-    *(({"modes": mode, **more}, "judge position by position.*measure a dozen prompts") for mode, more in (
-        ("regret", {}), ("fly", {}), ("dropmatch", {}), ("topk:tree.depth=3:tree.top_k=2:tree.nodes=4", {}),
-        ("lossless:verification=block", {"temperature": 1.0}),
+@pytest.mark.parametrize(("modes", "said"), [
+    ("plain", "`modes` has to name rules"),
+    *((mode, "judge position by position.*measure a dozen prompts") for mode in (
+        "regret", "fly", "dropmatch", "topk:tree.depth=3:tree.top_k=2:tree.nodes=4"
     )),
 ])  # fmt: skip
-def test_wrong_arguments_are_refused_before_any_forward(models, tokenizer, monkeypatch, given, said):
+def test_wrong_arguments_are_refused_before_any_forward(models, tokenizer, monkeypatch, modes, said):
     monkeypatch.setattr(Advising, "laws", None)
-    temperature, pair = given.pop("temperature", None), replace(models, tokenizer=tokenizer)
-    answers = target_alone(pair, [[1, 5, 9]], temperature=temperature)
+    answers = target_alone(replace(models, tokenizer=tokenizer), [[1, 5, 9]])
     with pytest.raises(LossyError, match=said):
-        Advising(answers, **given).run()
+        Advising(answers, modes).run()
 
 
 @pytest.mark.parametrize("drafting", ["look-up", "a head on states"])

@@ -9,7 +9,6 @@ import torch
 from hf_lossy_assist.acceptors import REGISTRY
 from hf_lossy_assist.evaluation.advice.replay import (
     LIKELIEST,
-    Acceptance,
     TextLogits,
     greedy,
     processors_of,
@@ -77,37 +76,6 @@ def test_a_walk_is_that_of_one_round_after_the_other(laws, name, gamma, end):
         np.testing.assert_allclose(seen, (len(kept), others.sum(), nats.sum(), nats.max(initial=0)), atol=1e-5)
 
 
-@pytest.mark.parametrize(("gamma", "limit"), nightly([(1, 30), (5, 30), (5, 12), (16, 30)], but=[(5, 12), (16, 30)]))
-def test_expected_walks_are_those_of_many_drawn_ones(gamma, limit):
-    """Against 20,000 simulated texts of each row: within 5 standard errors, which are at most 5 %."""
-    generator = np.random.default_rng(0)
-    lengths = np.array([12, 9])
-    keep = generator.uniform(0.3, 1.0, (2, 12))
-    others, nats = keep * generator.uniform(0, 1, (2, 12)), generator.uniform(0, 3, (2, 12))
-    empty = torch.zeros(2, 12, 1)
-    own = empty[..., 0].long()
-    of_texts = TextLogits(empty, empty, own, own, torch.from_numpy(lengths), limit)
-    walk = Acceptance(keep, others, nats).walk(of_texts, gamma)
-    draws = 20_000
-    for row, length in enumerate(lengths):
-        drawn = np.zeros((draws, 4))
-        for one in drawn:
-            start = 0
-            while start < length:
-                one[0] += 1
-                for _ in range(min(gamma, limit - start - 1)):
-                    if start >= length or generator.random() >= keep[row, start]:
-                        break
-                    wrong = generator.random() < others[row, start] / keep[row, start]
-                    one[1:] += 1, wrong, wrong * nats[row, start]
-                    start += 1
-                start += 1
-        expected = [getattr(walk, name)[row] for name in ("rounds", "kept", "others", "nats")]
-        error = drawn.std(0) / draws**0.5
-        assert (np.abs(drawn.mean(0) - expected) < 5 * error + 1e-9).all()
-        assert (5 * error[:2] < 0.05 * np.array(expected[:2])).all()
-
-
 def test_laws_are_the_models_own(models, laws):
     """Of a small vocabulary every token is a candidate; of a large one, the sums are."""
     vocabulary = models.target.config.vocab_size
@@ -116,8 +84,6 @@ def test_laws_are_the_models_own(models, laws):
     with torch.no_grad():
         p, q = (model(ids).logits[0, len(prompt) - 1 : -1].softmax(-1) for model in (models.target, models.draft))
     torch.testing.assert_close(laws.p[0].softmax(-1).amax(-1), p.amax(-1), atol=1e-4, rtol=1e-4)
-    own = laws.p[0].softmax(-1).gather(-1, laws.written[0][:, None])[:, 0]
-    torch.testing.assert_close(own, p.gather(-1, torch.tensor(answer)[:, None])[:, 0], atol=1e-4, rtol=1e-4)
     torch.testing.assert_close(laws.q[0].softmax(-1).amax(-1), q.amax(-1), atol=1e-4, rtol=1e-4)
     of_best = p.gather(-1, q.argmax(-1, keepdim=True))[:, 0]
     torch.testing.assert_close(
@@ -131,7 +97,7 @@ def test_a_text_longer_than_a_chunk_is_read_as_one(models, monkeypatch):
     answer = torch.randint(
         0, models.target.config.vocab_size, (30,), generator=torch.Generator().manual_seed(0)
     ).tolist()
-    processors = processors_of(models.target, [1, 2], do_sample=False, repetition_penalty=1.3)
+    processors = processors_of(models.target, [1, 2], repetition_penalty=1.3)
     assert len(processors) == 1
     whole = read_laws(models.target, models.draft, [1, 2], answer, processors)
     monkeypatch.setattr("hf_lossy_assist.models.reading.CHUNK", 7)
