@@ -20,8 +20,8 @@ class Geometry:
     hidden, layers
         Width of the residual stream, and number of layers.
     heads, kv_heads, head_dim
-        Query heads, key and value heads, and the width of each; ``head_dim`` is ``hidden / heads`` by default where
-        one of these is given.
+        Query heads, key and value heads, and the width of each. Where ``hidden`` or ``heads`` is given, ``head_dim`` is
+        by default the largest multiple of the model's in ``hidden / heads``.
     intermediate
         Neurons of each feed-forward block.
     vocab
@@ -57,8 +57,8 @@ class Geometry:
         """
         given = {name: value for name, value in dataclasses.asdict(self).items() if value is not None}
         if "head_dim" not in given and given.keys() & {"hidden", "heads"}:
-            heads = given.get("heads", smaller.heads)
-            given["head_dim"] = max(smaller.head_dim, given.get("hidden", smaller.hidden) // heads)
+            width = given.get("hidden", smaller.hidden) // given.get("heads", smaller.heads)
+            given["head_dim"] = max(1, width // smaller.head_dim) * smaller.head_dim
         merged = dataclasses.replace(smaller, **given)
         for name, value in dataclasses.asdict(merged).items():
             if value < getattr(smaller, name):
@@ -72,6 +72,10 @@ class Geometry:
                     f"`{part}` of a grown model has to divide its `{whole}` {getattr(merged, whole)}, but is "
                     f"{getattr(merged, part)}"
                 )
+        if merged.head_dim % smaller.head_dim:
+            raise LossyValueError(
+                f"`head_dim` of a grown model has to be a multiple of {smaller.head_dim}, but is {merged.head_dim}"
+            )
         return merged
 
     def config_fields(self) -> dict[str, int]:

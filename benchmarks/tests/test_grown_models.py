@@ -12,16 +12,16 @@ import hf_lossy_assist
 from benchmarks.growing.geometry import Geometry, parse_geometry
 from benchmarks.grown_models import app, grow_head, grow_models
 from benchmarks.tests.running import run
+from benchmarks.tests.test_growing import llama
 from hf_lossy_assist import JudgeHead, LossyValueError, VerifierHead, pairs
 from hf_lossy_assist.heads import JudgeConfig, ModelIdentity, VerifierConfig
 from hf_lossy_assist.tasks import Arithmetic
-from tests.tiny_models import noisy_copy, prompt, tiny
+from tests.tiny_models import noisy_copy, prompt
 
 
 @pytest.fixture(scope="module")
 def small():
-    target = tiny()
-    target.generation_config.eos_token_id = None
+    target = llama(num_hidden_layers=1)
     return pairs.Pair(target, noisy_copy(target, 0.05), None, None)
 
 
