@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 
 from . import application, pages, tables
 
-_TIMED = ("repeats", "ids", "joules", "stages")
+_TIMED = ("repeats", "ids")
 """What answers have beside the columns that are kept."""
 
 

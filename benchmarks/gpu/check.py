@@ -20,7 +20,7 @@ from hf_lossy_assist.errors import LossyValueError
 from .equality import equality
 from .faults import faults
 from .kernels import kernels
-from .real_answers import answers, large, long_text
+from .real_answers import answers, large
 from .run import Run
 from .speed import batch, first, speed
 
@@ -28,7 +28,7 @@ LEASE = {
     "kernels": (kernels, 200), "speed": (speed, 120), "batch": (batch, 48), "answers": (answers, 90),
     "large": (large, 48), "faults": (faults, 30),
 }  # fmt: skip
-PARTS = LEASE | {"equality": (equality, 90), "long": (long_text, 40), "first": (first, 120)}
+PARTS = LEASE | {"equality": (equality, 90), "first": (first, 120)}
 """Parts by name, and the seconds that each may take; without ``--parts``, those of a lease of ten minutes run."""
 
 
@@ -47,7 +47,7 @@ def check(
     budget
         Seconds that all parts may take.
     parts
-        Some of kernels, speed, batch, answers, large, faults, equality, long, first; the last is left out first.
+        Some of kernels, speed, batch, answers, large, faults, equality, first; the last is left out first.
     options
         Inductor's, as JSON; `kernels` chooses them otherwise.
     """

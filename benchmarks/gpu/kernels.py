@@ -151,7 +151,7 @@ def kernels(run: Run) -> None:
                 for layers in _layers(run):
                     if (case.size, layers) not in models:
                         torch.manual_seed(0)
-                        models[case.size, layers] = built(run, _shape(run, case, layers), 8192)
+                        models[case.size, layers] = built(run, _shape(run, case, layers))
                     model = models[case.size, layers]
                     if (case, layers) not in wanted:
                         wanted[case, layers] = _wanted(model, case.tokens)

@@ -19,10 +19,10 @@ _SMALL = 0.01
 
 
 @torch.no_grad()
-def pair_of(run: Run, alpha: float = 1.0, positions: int = 8192) -> tuple[PreTrainedModel, PreTrainedModel]:
+def pair_of(run: Run, alpha: float = 1.0) -> tuple[PreTrainedModel, PreTrainedModel]:
     """Return a target of 8B shapes and a draft of 1B shapes, whose tokens are right at a rate of ``alpha``."""
     shapes = TINY if run.tiny else (PRESETS["llama-8b"], PRESETS["llama-1b"])
-    models = [built(run, shape, positions) for shape in shapes]
+    models = [built(run, shape) for shape in shapes]
     for model, rate in zip(models, (1.0, alpha), strict=True):
         model.model.embed_tokens.weight.normal_()
         for layer in model.model.layers:
@@ -32,10 +32,10 @@ def pair_of(run: Run, alpha: float = 1.0, positions: int = 8192) -> tuple[PreTra
     return tuple(models)
 
 
-def built(run: Run, shape: Geometry, positions: int) -> PreTrainedModel:
+def built(run: Run, shape: Geometry) -> PreTrainedModel:
     """Return a Llama with random weights."""
     config = LlamaConfig(
-        **shape.config_fields(), max_position_embeddings=positions, tie_word_embeddings=False, bos_token_id=0,
+        **shape.config_fields(), max_position_embeddings=8192, tie_word_embeddings=False, bos_token_id=0,
         eos_token_id=None, pad_token_id=0,
     )  # fmt: skip
     before = torch.get_default_dtype()

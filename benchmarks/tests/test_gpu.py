@@ -154,13 +154,12 @@ def _no_hurry(monkeypatch):
 
 @pytest.mark.usefixtures("_no_hurry")
 def test_the_check_runs_with_tiny_models(tmp_path):
-    check(out=tmp_path, tiny=True, budget=10_000.0, parts="equality,long")
+    check(out=tmp_path, tiny=True, budget=10_000.0, parts="equality")
     lines = said(tmp_path)
     parts = {x["part"] for x in lines}
-    assert {"equality", "rule", "drawn", "long text"} <= parts
+    assert {"equality", "rule", "drawn"} <= parts
     assert "error" not in parts
     assert {x["mode"] for x in lines if x["part"] == "rule"} | set(left_out(lines)) == {*REGISTRY}
-    assert all(x["text_is_right"] for x in lines if "text_is_right" in x)
     assert lines[-1]["failed"] == []
 
 
@@ -172,7 +171,7 @@ def test_a_lease_runs_with_tiny_models(tmp_path, monkeypatch):
     assert list(LEASE) == "kernels speed batch answers large faults".split()
     check(out=tmp_path, tiny=True, budget=10_000.0)
     lines = said(tmp_path)
-    wanted = ["ceilings", "kernels", "first call", "speed", "batch", "answers", "heads", "large", "faults", "end"]
+    wanted = ["ceilings", "kernels", "first call", "speed", "batch", "answers", "large", "faults", "end"]
     assert [x for x in dict.fromkeys(x["part"] for x in lines) if x not in ("device", "end")] == wanted[:-1]
     assert all(x["text_is_right"] for x in lines if "text_is_right" in x)
     for part, beside in (("speed", 6), ("batch", 2), ("answers", 5), ("large", 5)):
