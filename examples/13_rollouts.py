@@ -29,8 +29,8 @@ def train(target, draft, tokenizer, task, steps, out):
         seen.append((stats.accepted, stats.rounds, stats.lossless))
         return [float(task.correct(examples[i], text)) for i, text in zip(number, completions, strict=True)]
 
-    # Every call of generate() on the target drafts from now on. No `lossy_mode` of a call or a GenerationConfig can make
-    # it lossy: a lossy rule would train on texts that the model would not have written.
+    # Every call of generate() on the target drafts from now on. No `lossy_mode` of a call or of a GenerationConfig can
+    # make it lossy: a lossy rule would train on texts that the model would not have written.
     hf_lossy_assist.enable(
         target, assistant_model=draft, lossy_mode="lossless", lossy_config={"require_lossless": True}
     )
