@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 from rich.text import Text
 
+from ..compat.models import device_of
 from ..errors import LossyValueError
 from ..generation.spelling import FORM, Spelling
 from . import options
@@ -81,7 +82,7 @@ def generate(
     ids = pair.encode(example.prompt, turn=chat or models.pair is not None)
     with enabled(pair.target):
         output = pair.target.generate(
-            input_ids=torch.tensor([ids], device=pair.target.device),
+            input_ids=torch.tensor([ids], device=device_of(pair.target)),
             **keywords,
             max_new_tokens=max_new_tokens,
             do_sample=decoding.sample,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
+from ..compat.models import device_of
 from ..errors import LossyValueError
 from . import options
 from .console import Console
@@ -60,7 +61,7 @@ def inspect(
     for each in named:
         each.check_pair(pair)
     ids = pair.encode(example.prompt, turn=models.pair is not None)
-    (batch,) = batches_of([ids], device=pair.target.device, seed=decoding.seed or 0)
+    (batch,) = batches_of([ids], device=device_of(pair.target), seed=decoding.seed or 0)
 
     def text_of(mode: DecodingMode) -> InspectedText:
         """Answer twice with equal random numbers: once with inspection, once for the speed."""

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from ..compat.inputs import ending_tokens
+from ..compat.models import device_of
 from ..drafting.vocabulary import kept_tokens, vocabulary_sizes
 from ..errors import LossyValueError, warn
 from ..generation.enabling import enabled
@@ -82,7 +83,7 @@ class Evaluation:
     @cached_property
     def batches(self) -> list[PromptBatch]:
         prompts = [self.pair.task.encode(example, self.pair.tokenizer) for example in self.examples]
-        device, pad = self.pair.target.device, self.pair.tokenizer.pad_token_id
+        device, pad = device_of(self.pair.target), self.pair.tokenizer.pad_token_id
         ending = Ending.of(self.pair.task, self.pair.tokenizer)
         return batches_of(prompts, self.batch_size, device=device, pad=pad, seed=self.seed, ending=ending)
 
@@ -217,7 +218,7 @@ class Evaluation:
             **({"ends": list(self.pair.task.ends)} if self.pair.task.ends else {}),
             "modes": {mode.label: mode.described(self.pair.rule_heads) for mode in self.modes},
             "problems": self._problems(),
-            "runs": [provenance(target.device, limit=self.limit, processes=self.process.count)],
+            "runs": [provenance(device_of(target), limit=self.limit, processes=self.process.count)],
         }
 
     def complete(self, out: Path | None) -> EvaluationResult:

@@ -15,6 +15,7 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, StoppingCriteriaList, StopStringCriteria
 
 from ..compat.inputs import ending_tokens
+from ..compat.models import device_of
 from ..core.statistics import LossyStats
 from ..decoding.slow_drafts import measuring
 from ..pairs import Pair
@@ -140,7 +141,7 @@ def run_request(
     """
     if mode.engine is not None:
         return mode.engine.respond(pair, mode, batch, max_new_tokens)
-    device = pair.target.device
+    device = device_of(pair.target)
     synchronize = partial(torch.cuda.synchronize, device) if device.type == "cuda" else lambda: None
     keywords: dict[str, Any] = {
         "input_ids": batch.ids,

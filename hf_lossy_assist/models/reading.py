@@ -197,7 +197,7 @@ def logits_along(model: PreTrainedModel, ids: Tensor, start: int) -> Iterator[Te
 
     They are float32 on the CPU. A text that does not end with a chunk's last token has a shorter one.
     """
-    cache, own, read = new_cache(model), ids.to(model.device), 0
+    cache, own, read = new_cache(model), ids.to(device_of(model)), 0
     mask = torch.ones_like(own)
     for first in range(start, ids.shape[1], CHUNK):
         end = min(first + CHUNK, ids.shape[1])

@@ -9,6 +9,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from ..compat.caches import new_cache
+from ..compat.models import device_of
 from ..models.reading import CachedText, Known, cached_text, filled, forward
 
 
@@ -43,7 +44,7 @@ class RowBatch:
         lengths = torch.tensor([len(text) for text in self._texts.values()])
         width = int(lengths.max())
         mask = (torch.arange(width + 1) >= width - lengths[:, None]).long()
-        ids, device = torch.tensor([*tokens.values()])[:, None], self.model.device
+        ids, device = torch.tensor([*tokens.values()])[:, None], device_of(self.model)
         logits = forward(self.model, ids.to(device), mask.to(device), self._cache).logits[:, -1]
         for key, token in tokens.items():
             self._texts[key].append(token)

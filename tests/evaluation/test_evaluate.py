@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from dataclasses import asdict, replace
 
 import pytest
+import torch
+from accelerate import disk_offload
 
 import hf_lossy_assist
 from hf_lossy_assist import LossyValueError, enabled
@@ -207,6 +210,14 @@ def test_the_result_is_two_tables_and_a_verdict(whole):
         ] == MODES.split(",")
     assert [line.split()[0] for line in verdict] == ["`stock`", "`lossless`", "`topk:k=3`"]
     assert len(repr(whole)) < 2500
+
+
+def test_a_target_on_disk_answers_the_same(pair, whole, tmp_path):
+    options = {"tokenizer": pair.tokenizer, "task": pair.task, "gamma": 3, "limit": PROBLEMS}
+    target = disk_offload(copy.deepcopy(pair.target), tmp_path, torch.device("cpu"))
+    result = hf_lossy_assist.evaluate(target, pair.draft, modes=MODES.replace("stock,", ""), **options)
+    # Transformers' own loop can't use such a target.
+    assert untimed(result.answers) == untimed(x for x in whole.answers if x.mode != "stock")
 
 
 def test_prompt_lookup_drafts_without_a_model(pair):

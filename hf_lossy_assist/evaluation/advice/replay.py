@@ -15,6 +15,7 @@ from torch import Tensor
 from transformers import LogitsProcessorList, PreTrainedModel
 
 from ...acceptors import Acceptor, decide
+from ...compat.models import device_of
 from ...compat.processors import without_observers
 from ...core.messages import Verification
 from ...core.shapes import Chain
@@ -129,7 +130,7 @@ def processors_of(model: PreTrainedModel, prompt: Sequence[int], **keywords: obj
         found.append(logits_processor)
         return input_ids
 
-    ids = torch.tensor([list(prompt)], device=model.device)
+    ids = torch.tensor([list(prompt)], device=device_of(model))
     keywords = {"max_new_tokens": 1, "do_sample": False, "custom_generate": take, **keywords}
     model.generate(ids, attention_mask=torch.ones_like(ids), **keywords)
     return without_observers(found[0])

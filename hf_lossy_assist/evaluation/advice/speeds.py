@@ -14,6 +14,7 @@ import numpy as np
 from torch import Tensor
 from transformers import StoppingCriteriaList
 
+from ...compat.models import device_of
 from ...pairs import Pair
 from ...progress import track
 from ..modes import DecodingMode
@@ -86,7 +87,7 @@ def measure_costs(pair: Pair, text: Sequence[int], length: int, gammas: Iterable
     repeats
         How often everything is timed; each repeat has costs of its own.
     """
-    (batch,) = batches_of([text], device=pair.target.device, length=length)
+    (batch,) = batches_of([text], device=device_of(pair.target), length=length)
     batch = replace(batch, ending=_Endless(pair))
     alone = DecodingMode()
     modes = {
@@ -95,7 +96,7 @@ def measure_costs(pair: Pair, text: Sequence[int], length: int, gammas: Iterable
     }  # fmt: skip
 
     clocks = {"wall": time.perf_counter}
-    if pair.target.device.type == "cpu":
+    if device_of(pair.target).type == "cpu":
         clocks["thread"] = time.thread_time
 
     def now() -> Any:
