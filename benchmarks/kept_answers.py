@@ -1,6 +1,7 @@
 """``python -m benchmarks.kept_answers FOLDER NAME``: keep a folder of ``evaluate`` as a configuration of the data set.
 
-Answers may quote their data set, so a checksum stands for each text. The card says what was asked, and where.
+Answers may quote their data set, so a checksum stands for each text. The card says what was asked, and where. With the
+pair and the task's file, each answer has the places at which drafts of any length end.
 """
 
 from __future__ import annotations
@@ -9,12 +10,15 @@ import json
 import shlex
 import subprocess
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+import torch
+
+from hf_lossy_assist import pairs, tasks
 
 from . import application, pages, tables
 
@@ -22,7 +26,9 @@ _TIMED = ("repeats", "ids")
 """What answers have beside the columns that are kept."""
 
 
-def main(folder: Path, name: str, *, question: str, machine: str) -> None:
+def main(
+    folder: Path, name: str, *, question: str, machine: str, pair: str | None = None, data: Path | None = None
+) -> None:
     """Keep the answers of an evaluation without their texts, and say on the card what they are of.
 
     Parameters
@@ -35,13 +41,22 @@ def main(folder: Path, name: str, *, question: str, machine: str) -> None:
         What the study asks.
     machine
         Where it ran: the CPU or the GPU.
+    pair, data
+        The pair that answered and the task's file, to keep where its draft would have written another token.
     """
     plan = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
     answers = [json.loads(line) for line in (folder / "results.jsonl").read_text(encoding="utf-8").splitlines()]
     plan["measure"] = None if answers[0]["score"] is None else "task"
     order = [*plan["modes"]]
     answers.sort(key=lambda answer: (order.index(answer["mode"]), answer["id"]))
-    write(name, map(without_text, answers))
+    ends = [{}] * len(answers)
+    if pair is not None:
+        loaded = pairs.load(pair, dtype=plan["dtype"])
+        asked = tasks.load(plan["task"], *filter(None, [data and str(data)]))
+        examples = asked.examples(plan["split"], 1 + max(x["id"] for x in answers))
+        prompts = [asked.encode(example, loaded.tokenizer) for example in examples]
+        ends = [{"refused": refused(loaded, prompts[x["id"]], x)} for x in answers]
+    write(name, [without_text(x) | own for x, own in zip(answers, ends, strict=True)])
     runs = [run.get("argv") or [] for run in plan["runs"]]
     about = {
         "configuration": name, "question": question, "command": shlex.join(map(without_folder, runs[-1])),
@@ -55,6 +70,15 @@ def main(folder: Path, name: str, *, question: str, machine: str) -> None:
     tables.rows.cache_clear()
     card = tables.DATA / "README.md"
     card.write_text(pages.card(card.read_text(encoding="utf-8")), encoding="utf-8")
+
+
+@torch.inference_mode()
+def refused(pair: pairs.Pair, prompt: Sequence[int], answer: Mapping[str, Any]) -> list[int]:
+    """Return where a greedy draft would have written another token than an answer's: there its drafts end."""
+    end = [] if answer["cut"] else [pair.tokenizer.eos_token_id]
+    own = answer["ids"] or [*pair.tokenizer(answer["text"], add_special_tokens=False)["input_ids"], *end]
+    said = pair.draft(torch.tensor([[*prompt, *own]]), logits_to_keep=len(own) + 1).logits[0, :-1].argmax(-1)
+    return (said != torch.tensor(own)).nonzero().flatten().tolist()
 
 
 def without_text(answer: Mapping[str, Any]) -> dict[str, Any]:

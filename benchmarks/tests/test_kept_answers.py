@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import asdict
 
 import datasets
+import pytest
 
 import hf_lossy_assist
-from benchmarks import kept_answers, pages, tables
+from benchmarks import headroom, kept_answers, pages, tables
 from benchmarks.tests.running import run
 from hf_lossy_assist import pairs
 
@@ -37,3 +39,16 @@ def test_a_folder_of_answers_becomes_a_configuration(tmp_path, monkeypatch):
     table = pages.quality("mine")
     assert f"| `topk` | 3 | {100 * result.modes['topk'].score:.1f} |" in table
     tables.rows.cache_clear()
+
+
+@pytest.mark.parametrize("gamma", [4, 9])
+def test_drafts_end_where_answers_have_their_rounds(tmp_path, gamma):
+    pair = pairs.load("arithmetic")
+    result = hf_lossy_assist.evaluate(
+        pair.target, pair.draft, tokenizer=pair.tokenizer, task=pair.task, modes=f"lossless@{gamma},typical@{gamma}",
+        limit=6, out=tmp_path, batch_size=3,
+    )  # fmt: skip
+    prompts = [pair.task.encode(example, pair.tokenizer) for example in pair.task.examples("test", 6)]
+    for x in result.answers:
+        stops = kept_answers.refused(pair, prompts[x.id], asdict(x))
+        assert headroom.rounds(x.tokens, stops, gamma) == x.rounds

@@ -1,0 +1,48 @@
+"""``python -m benchmarks.offloaded``: modes whose target is read from disk in each forward, with the draft in memory.
+
+A drafted token costs a thirtieth of such a forward, so drafts are long.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from tempfile import mkdtemp
+
+import torch
+from accelerate import disk_offload
+
+import hf_lossy_assist
+from hf_lossy_assist import pairs, tasks
+
+from . import application
+
+
+def main(
+    *, data: Path, out: Path, pair: str = "qwen-coder", task: str = "gsm8k", modes: str = "lossless@20,typical@32",
+    limit: int = 20, max_new_tokens: int = 512, dtype: str = "float32", weights: Path | None = None,
+) -> None:  # fmt: skip
+    """Answer problems one by one, all modes in turn; the first mode is the reference.
+
+    Parameters
+    ----------
+    data
+        The task's file.
+    out
+        A folder for the answers; an interrupted run goes on there.
+    weights
+        Where the target's weights go; a temporary folder by default.
+    """
+    loaded = pairs.load(pair, dtype=getattr(torch, dtype))
+    target = disk_offload(loaded.target, weights or mkdtemp(prefix="weights-"), torch.device("cpu"))
+    result = hf_lossy_assist.evaluate(
+        target, hf_lossy_assist.prepack(loaded.draft), tokenizer=loaded.tokenizer, task=tasks.load(task, str(data)),
+        modes=modes, heads=loaded.rule_heads, reference=modes.split(",")[0], limit=limit,
+        max_new_tokens=max_new_tokens, out=out,
+    )  # fmt: skip
+    print(result)
+
+
+app = application(main=main)
+
+if __name__ == "__main__":
+    app()
