@@ -147,7 +147,7 @@ class Sampler:
 
 
 Drafted = tuple[Tensor, Tensor | None, Tensor | None, Sequence[Sequence[bool]]]
-"""Tokens ``(B, n)``, q's logits, the states that gave these, and of which tokens each row is sure, token by token."""
+"""Tokens ``(B, n)``, q's logits, the states that gave these, and which rows draft on, token by token."""
 
 _ROUNDS = 3
 
@@ -194,27 +194,27 @@ class ChainDrafter(SourceDrafter):
         self._drafted = n = min(self.draft_length.size, max(remaining) - 1, source.room(ids))
         if n <= 0:
             return Draft(ids[:, :0], target_inputs=source.target_inputs)
-        tokens, logits, hidden, sure = self._draft(ids, n)
+        tokens, logits, hidden, going = self._draft(ids, n, remaining)
         self._drafted = n = tokens.shape[1]
         self._lasted.append(n)
         return Draft(
             tokens,
             logits if self.keep_logits else None,
             hidden,
-            lengths_of(n, remaining, sure),
+            lengths_of(n, remaining, going),
             cost=DraftCost(source.calls - before[0], source.tokens - before[1]),
             target_inputs=source.target_inputs,
         )
 
-    def _draft(self, ids: Tensor, n: int) -> Drafted:
+    def _draft(self, ids: Tensor, n: int, remaining: Sequence[int]) -> Drafted:
         """Return up to ``n`` tokens."""
         source, stop = self.source, self.stop
         unread = source.begin(ids)
         if stop is not None:
             stop.begin()
-        if (drafted := self._draft_whole(ids, n)) is not None:
+        if (drafted := self._draft_whole(ids, n, remaining)) is not None:
             return drafted
-        tokens, scores, states, looks, sure = [], [], [], [], []
+        tokens, scores, states, looks, going = [], [], [], [], []
         if stop is not None:
             late = looks_late(ids.device)
         for _ in range(n):
@@ -227,38 +227,38 @@ class ChainDrafter(SourceDrafter):
             if stop is not None:
                 looks.append(Look(stop.goes_on(q)[:, 0]))
                 if len(looks) > late:
-                    sure.append(looks[len(sure)].tolist())
-                if sure and not any(map(all, zip(*sure, strict=True))):
+                    going.append(going_on(looks[len(going)].tolist(), len(going) + 1, remaining))
+                if going and not any(map(all, zip(*going, strict=True))):
                     for of_token in (tokens, scores, states):
-                        del of_token[len(sure) :]  # drafted before the look
+                        del of_token[len(going) :]  # drafted before the look
                     break
         logits = torch.cat(scores, dim=1) if scores else None
         hidden = torch.cat(states, dim=1).to(ids.device) if states else None
-        return torch.cat(tokens, dim=-1), logits, hidden, sure
+        return torch.cat(tokens, dim=-1), logits, hidden, going
 
-    def _draft_whole(self, ids: Tensor, n: int) -> Drafted | None:
-        """Draft several tokens in one go, and go on while a row is sure of all. None where that is not prepared."""
+    def _draft_whole(self, ids: Tensor, n: int, remaining: Sequence[int]) -> Drafted | None:
+        """Draft several tokens in one go, and go on while a row does. None where that is not prepared."""
         source, stop, randomness = self.source, self.stop, self.sampler.randomness
-        text, parts, sure = ids, [], []
+        text, parts, going = ids, [], []
         count = n if stop is None else min(n, self._at_once())
         while count and (part := source.whole(text, count, randomness, calls=count)) is not None:
             parts.append(part)
             if stop is None:
                 break
-            more = columns_of(Look(stop.goes_on(part.q)).tolist(), sure)
-            sure += more
+            more = columns_of(Look(stop.goes_on(part.q)).tolist(), remaining, going)
+            going += more
             if part.states and len(more) < count:
                 randomness.restore(ids.device, part.states[len(more) - 1])  # as if no more had been drawn
-            if not any(map(all, zip(*sure, strict=True))):
+            if not any(map(all, zip(*going, strict=True))):
                 break
-            text, count = torch.cat([text, part.tokens], dim=-1), min(n - len(sure), self._at_once())
+            text, count = torch.cat([text, part.tokens], dim=-1), min(n - len(going), self._at_once())
         if not parts:
             return None
         tokens, logits = parts[0].tokens, parts[0].logits
         if len(parts) > 1:
             tokens, logits = (torch.cat([getattr(x, name) for x in parts], dim=1) for name in ("tokens", "logits"))
-        kept = n if stop is None else len(sure)
-        return tokens[:, :kept], logits[:, :kept], None, sure
+        kept = n if stop is None else len(going)
+        return tokens[:, :kept], logits[:, :kept], None, going
 
     def _at_once(self) -> int:
         """Return how many tokens to draft before a look: about as many as the last drafts had, so few are in vain."""
@@ -275,27 +275,37 @@ class ChainDrafter(SourceDrafter):
         self.source.learn(commit)
 
 
-def columns_of(rows: Sequence[Sequence[bool]], before: Sequence[Sequence[bool]] = ()) -> list[tuple[bool, ...]]:
-    """Return which rows are sure of each token, up to the first after which none drafts on.
+def going_on(sure: Sequence[bool], drafted: int, remaining: Sequence[int]) -> list[bool]:
+    """Return which rows draft on after ``drafted`` tokens: they are sure of the last, and have room for another.
 
-    ``rows`` has a list for each; ``before`` has the same of earlier tokens, as this is returned.
+    What a row without room would be sure of depends on how its positions end, and so on the runner.
+    """
+    return [x and drafted + 1 < room for x, room in zip(sure, remaining, strict=True)]
+
+
+def columns_of(
+    rows: Sequence[Sequence[bool]], remaining: Sequence[int], before: Sequence[Sequence[bool]] = ()
+) -> list[Sequence[bool]]:
+    """Return which rows draft on after each token, up to the first after which none does.
+
+    ``rows`` has a list for each, of which tokens it is sure; ``before`` has what this returned of earlier tokens.
     """
     found, on = [], [all(row) for row in zip(*before, strict=True)] or [True] * len(rows)
     for column in zip(*rows, strict=True):
         if not any(on):
             break
-        found.append(column)
-        on = [a and b for a, b in zip(on, column, strict=True)]
+        found.append(going_on(column, len(before) + len(found) + 1, remaining))
+        on = [a and b for a, b in zip(on, found[-1], strict=True)]
     return found
 
 
-def lengths_of(n: int, remaining: Sequence[int], sure: Sequence[Sequence[bool]]) -> tuple[int, ...] | None:
-    """Return how many of n drafted tokens each row gets: up to the first unsure one, and as many as fit."""
-    apart = len(remaining) > 1 and bool(sure)
+def lengths_of(n: int, remaining: Sequence[int], going: Sequence[Sequence[bool]]) -> tuple[int, ...] | None:
+    """Return how many of n drafted tokens each row gets: up to the first after which it ends, and as many as fit."""
+    apart = len(remaining) > 1 and bool(going)
     if not apart and min(remaining) > n:
         return None
     full = [n] * len(remaining)
     if apart:
-        full = [row.index(False) + 1 if False in row else n for row in zip(*sure, strict=True)]
+        full = [row.index(False) + 1 if False in row else n for row in zip(*going, strict=True)]
     lengths = tuple(min(length, max(room - 1, 0)) for length, room in zip(full, remaining, strict=True))
     return None if set(lengths) == {n} else lengths

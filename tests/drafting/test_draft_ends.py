@@ -11,6 +11,7 @@ from hf_lossy_assist.drafting.draft_ends import (
     LONGEST,
     AcceptanceStop,
     DraftLength,
+    DraftStop,
     HeuristicLength,
     check_num_tokens,
     draft_length_of,
@@ -66,6 +67,36 @@ def test_a_draft_ends_with_the_first_token_that_is_unsure(settings):
         assert n == 8 or not verdicts[-1]
         lengths.add(n)
     assert len(lengths) > 1
+
+
+class Sure(DraftStop):
+    """Each row is sure of its first ``counts`` tokens."""
+
+    def __init__(self, counts: list[int]) -> None:
+        self.counts, self.seen = torch.tensor(counts), 0
+
+    def goes_on(self, q: torch.Tensor) -> torch.Tensor:
+        at = self.seen + torch.arange(q.shape[1])
+        self.seen += q.shape[1]
+        return at < self.counts[:, None]
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize(
+    ("sure", "remaining", "lengths"),
+    [
+        ([99, 0], [3, 20], (2, 1)), ([99, 2], [3, 20], (2, 3)), ([99, 99], [3, 20], (2, 6)), ([0, 0], [3, 20], None),
+        ([99, 1], [1, 20], (0, 2)), ([99, 0], [0, 20], (0, 1)), ([1, 99], [20, 3], None), ([99, 4], [9, 20], (6, 5)),
+    ],
+)  # fmt: skip
+def test_a_batch_s_draft_ends_with_its_rows(sure, remaining, lengths, late, monkeypatch):
+    """At a token that the row is unsure of, or where its text is full, whatever it would say about tokens after it."""
+    monkeypatch.setattr(chains, "looks_late", lambda device: late)
+    ids = torch.cat([prompt(), prompt(seed=1)])
+    draft = chain(tiny(), 6, Sure(sure)).propose(ids, None, remaining)
+    assert draft.lengths == lengths
+    assert len(draft) == max(lengths or [min(sure) + 1])
 
 
 def assert_less_is_drafted(target, drafting: dict, settings: dict) -> None:

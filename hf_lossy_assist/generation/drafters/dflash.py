@@ -413,25 +413,25 @@ class BlockDrafter(ChainDrafter):
         length.size = min(length.size, self.source.model.longest)  # a schedule would add on, and come back late
         return super().propose(ids, layout, remaining)
 
-    def _draft(self, ids: Tensor, n: int) -> Drafted:
+    def _draft(self, ids: Tensor, n: int, remaining: Sequence[int]) -> Drafted:
         source, stop, chosen, tokens = self.source, self.stop, [], []
         newest = source.begin(ids)
         if (whole := source.whole(ids, n, self.sampler.randomness, calls=1)) is not None:
-            return self._ended(whole.tokens, whole.logits, whole.q)
+            return self._ended(whole.tokens, whole.logits, whole.q, remaining)
         logits, one_by_one = source.logits(newest, n), self.sampler.reads_text
         for part in logits.split(1, dim=1) if one_by_one else [logits]:
             chosen.append(self.sampler(part, ids, tokens, stop is not None))
             tokens.append(chosen[-1][0])
         _, parts, qs = zip(*chosen, strict=True)
         tokens, logits = torch.cat(tokens, dim=1), torch.cat(parts, dim=1)
-        return self._ended(tokens, logits, None if stop is None else torch.cat(qs, dim=1))
+        return self._ended(tokens, logits, None if stop is None else torch.cat(qs, dim=1), remaining)
 
-    def _ended(self, tokens: Tensor, logits: Tensor, q: Tensor | None) -> Drafted:
+    def _ended(self, tokens: Tensor, logits: Tensor, q: Tensor | None, remaining: Sequence[int]) -> Drafted:
         if self.stop is None:
             return tokens, logits, None, ()
         self.stop.begin()
-        sure = columns_of(Look(self.stop.goes_on(q)).tolist())
-        return tokens[:, : len(sure)], logits[:, : len(sure)], None, sure
+        going = columns_of(Look(self.stop.goes_on(q)).tolist(), remaining)
+        return tokens[:, : len(going)], logits[:, : len(going)], None, going
 
 
 @register

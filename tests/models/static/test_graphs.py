@@ -17,6 +17,7 @@ from transformers import CompileConfig
 
 from hf_lossy_assist import errors, last_stats
 from hf_lossy_assist.compat.caches import CACHE
+from hf_lossy_assist.drafting.chain import ChainDrafter
 from hf_lossy_assist.generation.prepared import Prepared
 from hf_lossy_assist.generation.static_obstacles import obstacle_to_recording
 from hf_lossy_assist.models.static import cache_slot
@@ -50,6 +51,29 @@ def test_equal_to_the_eager_loop(case, inputs, recorder, default_ends):
     eager, graphs = both(recorder, *llamas(), **CASES[case] | inputs)
     assert torch.equal(eager, graphs)
     assert recorder.recordings == RECORDINGS.get(case, recorder.recordings)
+
+
+@pytest.mark.parametrize("seed", [8, 10, 15])
+def test_rows_without_room_draw_nothing(seed, recorder):
+    """Their positions end otherwise in graphs, so they would be sure of other tokens, and keep other rows drawing."""
+    eager, graphs = both(recorder, *llamas(), config={"seed": seed}, **CASES["drawn, a threshold"] | padded())
+    assert torch.equal(eager, graphs)
+
+
+@pytest.mark.parametrize(("pair", "sure"), [(llamas, 0.1), (trained_pair, 0.1), (dflash_pair, 0.5)])
+def test_no_draft_is_longer_than_those_of_its_rows(pair, sure, recorder, monkeypatch):
+    unequal, propose = [], ChainDrafter.propose
+
+    def compared(self, ids, layout, remaining):
+        draft = propose(self, ids, layout, remaining)
+        lengths = [len(draft)] * len(ids) if draft.lengths is None else draft.lengths
+        assert max(lengths) == len(draft)
+        unequal.append(len(set(lengths)) > 1)
+        return draft
+
+    monkeypatch.setattr(ChainDrafter, "propose", compared)
+    both(recorder, *pair(), **padded(), num_assistant_tokens=5, assistant_confidence_threshold=sure)
+    assert any(unequal)
 
 
 @spread(inputs=[{}, padded()], case=[(VOCAB - 9, False), (VOCAB + 7, True)])
