@@ -215,11 +215,12 @@ class ChainDrafter(SourceDrafter):
         if (drafted := self._draft_whole(ids, n, remaining)) is not None:
             return drafted
         tokens, scores, states, looks, going = [], [], [], [], []
-        if stop is not None:
-            late = looks_late(ids.device)
+        late, draws = stop is not None and looks_late(ids.device), []
         for _ in range(n):
             unread, logits, q = self.sampler(source.logits(unread), ids, tokens, stop is not None)
             tokens.append(unread)
+            if late and self.sampler.do_sample:
+                draws.append(self.sampler.randomness.state(ids.device))
             if self.keep_logits:
                 scores.append(logits)
             if source.hidden is not None:
@@ -231,6 +232,8 @@ class ChainDrafter(SourceDrafter):
                 if going and not any(map(all, zip(*going, strict=True))):
                     for of_token in (tokens, scores, states):
                         del of_token[len(going) :]  # drafted before the look
+                    if draws:
+                        self.sampler.randomness.restore(ids.device, draws[len(going) - 1])
                     break
         logits = torch.cat(scores, dim=1) if scores else None
         hidden = torch.cat(states, dim=1).to(ids.device) if states else None

@@ -143,8 +143,8 @@ def test_by_default_the_draft_s_own_probabilities_end_drafts(by_default, monkeyp
     )
 
     def call(stop=None, **more):
-        config = {"k": 4} | ({} if stop is None else {"stop_drafting": stop})
-        out = target.generate(**options, **more, lossy_config=config)
+        config = {"k": 4, "seed": 1} | ({} if stop is None else {"stop_drafting": stop})
+        out = target.generate(**options | more, lossy_config=config)
         return out.sequences.tolist(), out.lossy_stats.trace, out.lossy_stats.drafted
 
     default = call()
@@ -153,8 +153,11 @@ def test_by_default_the_draft_s_own_probabilities_end_drafts(by_default, monkeyp
     fixed = call(num_assistant_tokens=LONGEST)
     assert default[2] < fixed[2]
     assert fixed != default != call(num_assistant_tokens=5)
+    drawn = {"do_sample": True, "temperature": 1.1}
+    expected = call(**drawn)
     monkeypatch.setattr(chains, "looks_late", lambda device: True)
     assert call() == default, "on a GPU, the token that was drafted before the look is thrown away"
+    assert call(**drawn) == expected, "... as if it had not been drawn"
 
 
 def test_rules_that_keep_more_have_longer_drafts_by_default(default_ends):
