@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -107,3 +109,11 @@ def taught(target: PreTrainedModel, steps: int = 60) -> Mtp:
         labels = target(texts).logits.softmax(-1)
     eagle3_heads.taught(head, target, texts, read, labels, steps, rate=1e-2)
     return head.requires_grad_(False)
+
+
+@functools.cache
+def trained_pair(name: str = "mimo") -> tuple[PreTrainedModel, Mtp]:
+    """Return a target of a family and its MTP layer, the same ones to all who ask."""
+    with TemporaryDirectory() as folder:
+        target = loaded(write(name, Path(folder)))
+        return target, taught(target)

@@ -26,6 +26,7 @@ from tests.acceptors.table import ROWS, Row, row_id
 from tests.dflash_heads import random_dflash
 from tests.eagle3_heads import random_head
 from tests.graphs import Recorder, record
+from tests.mtp_checkpoints import trained_pair
 from tests.nightly import nightly
 from tests.tiny_models import noisy_copy, padded, prompt, tiny
 from tests.waits import Counts, counted, on_cpu
@@ -37,7 +38,9 @@ OWN_WAITS = ("logits_process.py", "masking_utils.py") if _OLD else ()
 TARGET = tiny()
 DRAFT = noisy_copy(TARGET, 0.05)
 PROCESSORS = {"repetition_penalty": 1.2, "no_repeat_ngram_size": 3, "bad_words_ids": [[7], [5, 9], [8, 6]]}
-STATE_HEADS = {"EAGLE-3": (tiny("llama"), random_head()), "DFlash": (tiny("llama"), random_dflash())}
+STATE_HEADS = {
+    "EAGLE-3": (tiny("llama"), random_head()), "DFlash": (tiny("llama"), random_dflash()), "MTP": trained_pair(),
+}  # fmt: skip
 TREE = {"depth": 4, "top_k": 4, "nodes": 16}
 
 
@@ -134,7 +137,7 @@ HEADS = [
 HEADS += [Case(ROWS[0], batch, do_sample, head="DFlash") for batch, do_sample in ((1, False), (4, True))]
 HEADS += [
     Case(ROWS[0], batch, do_sample, fixed=False, head=head)
-    for head, batch, do_sample in (("EAGLE-3", 4, True), ("DFlash", 1, False))
+    for head, batch, do_sample in (("EAGLE-3", 4, True), ("DFlash", 1, False), ("MTP", 4, True), ("MTP", 1, False))
 ]
 GRAPHS = [replace(case, graphs=True) for case in (*LENGTH, *PROCESSED, *HEADS, *TREES) if case.row is ROWS[0]]
 GRAPHS += [
@@ -208,7 +211,7 @@ def test_the_test_would_find_them():
 
 
 @pytest.mark.skipif(torch.version.cuda is None or torch.cuda.is_available(), reason="needs a CUDA build without a GPU")
-@pytest.mark.parametrize("name", [*CASES, *AHEAD])
+@pytest.mark.parametrize("name", [x for x, case in (CASES | AHEAD).items() if case.head != "MTP"])  # which no copy has
 def test_a_pretended_gpu_gives_the_same_counts(name: str):
     from tests.pretended_cuda import Pretended, on_device, pretended
 

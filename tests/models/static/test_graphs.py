@@ -30,6 +30,7 @@ from tests.dflash_heads import SLIDING, random_dflash
 from tests.dflash_heads import trained_pair as dflash_pair
 from tests.eagle3_heads import trained_pair
 from tests.graphs import CASES, EAGER, NEW, RECORDINGS, Recorder, both, generated, llamas, record
+from tests.mtp_checkpoints import trained_pair as mtp_pair
 from tests.nightly import nightly, spread
 from tests.parity import assert_same_rows
 from tests.tiny_models import ARCHITECTURES, VOCAB, noisy_copy, padded, prompt, resized, tiny
@@ -60,7 +61,7 @@ def test_rows_without_room_draw_nothing(seed, recorder):
     assert torch.equal(eager, graphs)
 
 
-@pytest.mark.parametrize(("pair", "sure"), [(llamas, 0.1), (trained_pair, 0.1), (dflash_pair, 0.5)])
+@pytest.mark.parametrize(("pair", "sure"), [(llamas, 0.1), (trained_pair, 0.1), (mtp_pair, 0.1), (dflash_pair, 0.5)])
 def test_no_draft_is_longer_than_those_of_its_rows(pair, sure, recorder, monkeypatch):
     unequal, propose = [], ChainDrafter.propose
 
@@ -108,7 +109,8 @@ HEADS = [
     (trained_pair, "gemma3", "tree", {}), (dflash_pair, "llama", "greedy", {}),
     (dflash_pair, "llama", "greedy, default length", padded()), (dflash_pair, "llama", "a penalty", {}),
     (dflash_pair, "gpt2", "drawn", {}), (trained_pair, "llama", "a threshold", padded()),
-    (trained_pair, "llama", "drawn, a threshold", {}),
+    (trained_pair, "llama", "drawn, a threshold", {}), (mtp_pair, "mimo", "drawn, default length", padded()),
+    (mtp_pair, "mimo", "a threshold", padded()), (mtp_pair, "mimo", "greedy, default length", {}),
 ]  # fmt: skip
 MORE = [
     (trained_pair, "llama", "drawn, default length", {}), (dflash_pair, "llama", "drawn, default length", padded()),
@@ -126,7 +128,7 @@ def test_heads_on_states(pair, architecture, case, inputs, recorder, default_end
     eager, graphs = both(recorder, target, head, **CASES[case] | inputs)
     assert torch.equal(eager, graphs)
     assert last_stats(target).accepted > 0
-    assert recorder.recordings == 3 + 2 * (pair is trained_pair and ("default" in case or "threshold" in case))
+    assert recorder.recordings == 3 + 2 * (pair is not dflash_pair and ("default" in case or "threshold" in case))
 
 
 def test_dflash_with_sliding_windows_and_few_tokens(recorder):
@@ -145,8 +147,9 @@ def test_a_rule_that_reads_states(recorder):
 @pytest.mark.parametrize(
     ("pair", "case"),
     [
-        *product((llamas, trained_pair, dflash_pair), ("greedy", "greedy, default length")),
+        *product((llamas, trained_pair, dflash_pair, mtp_pair), ("greedy", "greedy, default length")),
         (llamas, "a threshold"), (llamas, "drawn, a threshold"), (trained_pair, "a threshold"),
+        (mtp_pair, "a threshold"), (mtp_pair, "drawn, a threshold"),
     ],
 )  # fmt: skip
 def test_the_statistics_are_the_same(pair, case, recorder, default_ends):
