@@ -192,6 +192,7 @@ def _layers_of(model: Any) -> list[dict[str, Any]]:
         if _Layers.of(model) is None:
             vars(model)[_Layers.name] = _Layers(model)
             _enabled.add(model)
+            weakref.finalize(model, _forget_freed).atexit = False
         return _Layers.of(model)
 
 
@@ -299,6 +300,15 @@ def _uninstall_unless_used() -> None:
         original = getattr(getattr(GenerationMixin, name), _ORIGINAL, None)
         if original is not None:
             setattr(owner_of(name), name, original)
+
+
+def _forget_freed() -> None:
+    # Models are freed anywhere, also while another thread that waits for this one has the lock.
+    if _lock.acquire(blocking=False):
+        try:
+            _uninstall_unless_used()
+        finally:
+            _lock.release()
 
 
 def _wrap_generate(original: Callable[..., Any]) -> Callable[..., Any]:

@@ -9,6 +9,8 @@ import pickle
 import sys
 import weakref
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
@@ -115,12 +117,22 @@ def test_a_copy_of_an_enabled_model_has_no_defaults(copied: Callable[[Any], Any]
         other.generate(prompt(), lossy_mode="topk", max_new_tokens=8)
 
 
-def test_a_model_that_went_away_does_not_stay_enabled():
-    target = tiny()
+@pytest.mark.parametrize("held", [False, True])
+def test_generate_is_transformers_own_again_once_the_last_enabled_model_is_freed(held: bool):
+    """Where another thread has the lock at that moment, the next call that undoes something undoes this, too."""
+    target, other = tiny(), tiny()
     enable(target)
+    enable(other)
     del target
     gc.collect()
-    enable()
+    assert len(patched()) == len(PATCHED)
+    with ThreadPoolExecutor(1) as others, ExitStack() as stack:
+        if held:
+            others.submit(enabling._lock.acquire).result()
+            stack.callback(others.submit, enabling._lock.release)
+        del other
+        gc.collect()
+        assert bool(patched()) is held
     disable()
     assert not patched()
 
