@@ -1,4 +1,4 @@
-"""Closed forms of what speculative decoding yields and costs. No model runs.
+"""Closed forms of what speculative decoding yields. No model runs.
 
 ``p`` is the target's distribution of shape ``(..., V)``, ``q`` the draft's, ``alpha`` the probability that a drafted
 token is kept, ``gamma`` the number of drafted tokens per round. Arguments are arrays, tensors, lists or numbers;
@@ -10,15 +10,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+from torch import Tensor
 
-from .errors import LossyUnsupportedError, LossyValueError
+from .errors import LossyValueError
 from .values import bounded
 
 _Read = tuple[list[Tensor], Callable[[Tensor], Any]]
@@ -133,107 +131,12 @@ def sprinter_stopping_time(tpr: Any, fpr: Any, r: int, t_draft: float, max_draft
     return back(_number("t_draft", t_draft, 0) * (_run_length(tpr, fpr, _number("r", r, 0, integer=True), bound) + 1))
 
 
-@dataclass(frozen=True)
-class ForwardFlops:
-    """The floating-point operations of one forward; an addition and a multiplication count as two.
-
-    ``blocks`` are products with the weights of attention and MLPs, ``attention`` products of queries with keys and of
-    attention weights with values, and ``head`` those of the LM head at every position. ``embedding`` is the token
-    embedding as a product with one-hot vectors, which SPRINTER's appendix A.8 counts and a look-up does not need.
-    """
-
-    blocks: int
-    attention: int
-    head: int
-    embedding: int
-
-    @property
-    def total(self) -> int:
-        """The operations that are computed, without ``embedding``."""
-        return self.blocks + self.attention + self.head
-
-    @property
-    def published(self) -> int:
-        """The operations in SPRINTER's accounting, with ``embedding``."""
-        return self.total + self.embedding
-
-
-@dataclass(frozen=True)
-class DenseDecoder:
-    """The shape of a decoder, as far as its operations depend on it.
-
-    The weights are entries of the matrices of all blocks, of the LM head and of the token embedding, without biases,
-    norms and rotations. ``query_width`` is the number of query heads times their width. ``windows`` has, for every
-    layer, how many positions a token attends to at most; None for all.
-
-    Examples
-    --------
-    >>> from transformers import GPT2Config
-    >>> DenseDecoder.of_config(GPT2Config()).forward(tokens=20).total
-    4949022720
-    """
-
-    block_weights: int
-    head_weights: int
-    embedding_weights: int
-    query_width: int
-    windows: tuple[int | None, ...]
-
-    @classmethod
-    def of_config(cls, config: PretrainedConfig) -> DenseDecoder:
-        """Return the shape of the model that a configuration describes, without making weights."""
-        if config.is_encoder_decoder:
-            raise LossyUnsupportedError(f"`config` has to be a decoder's, but {type(config).__name__} has an encoder")
-        with torch.device("meta"):
-            return cls.of_model(AutoModelForCausalLM.from_config(config))
-
-    @classmethod
-    def of_model(cls, model: PreTrainedModel) -> DenseDecoder:
-        """Return the shape of a model, whose linear layers may be rounded or packed."""
-        head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
-        if any(parameter.ndim > 2 for parameter in model.parameters()):
-            raise LossyUnsupportedError(f"`config` has to be a dense decoder's; {type(model).__name__} has experts")
-        blocks = (module for module in model.modules() if module is not head and not isinstance(module, nn.Embedding))
-        matrices = sum(map(_entries, blocks))
-        config = model.config.get_text_config(decoder=True)
-        width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-        query_width = config.num_attention_heads * width
-        return cls(matrices, _entries(head), embedding.weight.numel(), query_width, _windows(config))
-
-    def forward(self, tokens: int = 1, context: int = 0) -> ForwardFlops:
-        """Return the operations of a forward over ``tokens`` new tokens after ``context`` cached ones."""
-        tokens, context = _number("tokens", tokens, 0, integer=True), _number("context", context, 0, integer=True)
-        seen = np.arange(context + 1, context + tokens + 1)
-        pairs = sum(int(np.minimum(seen, window or seen).sum()) for window in self.windows)
-        sizes = self.block_weights, self.head_weights, self.embedding_weights
-        blocks, head, embedding = (2 * tokens * size for size in sizes)
-        return ForwardFlops(blocks, 4 * self.query_width * pairs, head, embedding)
-
-
-def _entries(module: nn.Module) -> int:
-    """Return how many entries a module's own matrices have."""
-    if hasattr(module, "in_features"):
-        return module.in_features * module.out_features
-    return sum(weight.numel() for weight in module.parameters(recurse=False) if weight.ndim == 2)
-
-
 def _run_length(tpr: Tensor, fpr: Tensor, r: int, bound: int | None) -> Tensor:
     """Return E[N] as the sum over i >= 1 of ``P(N >= i) = a^min(i, r)·b^max(i - r, 0)``, up to the bound if any."""
     i = torch.arange(1, 1 + (r if bound is None else bound), device=tpr.device)
     reached = (tpr[..., None] ** i.clamp(max=r) * fpr[..., None] ** (i - r).clamp(min=0)).sum(-1)
     beyond = tpr**r * fpr if bound is None else tpr.new_zeros(())
     return reached + torch.where(beyond > 0, beyond / (1 - fpr), 0)
-
-
-def _windows(config: PretrainedConfig) -> tuple[int | None, ...]:
-    sliding = getattr(config, "sliding_window", None)
-    local = getattr(config, "window_size", None)  # GPT-Neo's word, as are "global", "local" and `attention_layers`
-    known = {"full_attention": None, "global": None, "sliding_attention": sliding, "local": local}
-    kinds = getattr(config, "layer_types", None) or getattr(config, "attention_layers", None)
-    kinds = kinds or ["sliding_attention"] * config.num_hidden_layers
-    if unknown := set(kinds) - set(known):
-        raise LossyUnsupportedError(f"`config` has to have attention in every layer, but has {sorted(unknown)}")
-    return tuple(known[kind] for kind in kinds)
 
 
 def _tensors(**given: Any) -> _Read:

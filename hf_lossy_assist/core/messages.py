@@ -42,14 +42,13 @@ from .trees import Tree, along_path
 
 @dataclass(frozen=True)
 class DraftCost:
-    """The cost of a proposal: forwards of the draft model, tokens in them, and tokens that a head scored.
+    """The cost of a proposal: forwards of the draft model, and tokens in them.
 
-    ``looked_up`` tokens cost none of these: the text gave them in a model's place.
+    ``looked_up`` tokens cost neither: the text gave them in a model's place.
     """
 
     calls: int = 0
     tokens: int = 0
-    scored: int = 0
     looked_up: int = 0
 
 

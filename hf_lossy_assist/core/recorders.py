@@ -103,7 +103,6 @@ class StatsRecorder:
         self.lossless = lossless
         self.rows = {row: RowRecorder() for row in range(first, first + rows)}
         self.laps: list[dict[str, float]] = []  # of each round, the seconds of its stages
-        self.flops: Mapping[str, float] = {}
         self.work = dict.fromkeys(WORK, 0)
         self._started = time.perf_counter()
         self._stopped: float | None = None
@@ -131,7 +130,6 @@ class StatsRecorder:
     def draft_work(self, cost: DraftCost, rows: Sequence[int]) -> None:
         """Count the cost of a proposal for the given rows."""
         self._count("draft", cost.calls, cost.tokens, rows, len(rows))
-        self.work["head_calls"] += cost.scored
         self.work["looked_up"] += cost.looked_up
 
     def _count(self, model: str, calls: int, tokens: int, rows: Sequence[int], among: int) -> None:
@@ -153,7 +151,7 @@ class StatsRecorder:
         """Return the sums over rows, with the rows' own statistics."""
         rows = [row.finish(self.lossless, self._started) for row in self.rows.values()]
         total = (self._stopped or time.perf_counter()) - self._started
-        shared = {**self.work, "flops": dict(self.flops), "seconds": {"total": total, **self.seconds}}
+        shared = {**self.work, "seconds": {"total": total, **self.seconds}}
         if len(rows) == 1:
             rows = [replace(rows[0], **shared)]
         return replace(joined(rows), **shared)

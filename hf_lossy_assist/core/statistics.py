@@ -53,13 +53,8 @@ class LossyStats:
         ``run_histogram[i]`` runs committed i unverified tokens before the target was asked.
     target_tokens, draft_tokens
         Tokens in each model's forward passes, padding included.
-    head_calls
-        Tokens that a head scored while drafting.
     looked_up
         Drafted tokens that were looked up in the text, where a model drafts otherwise.
-    flops
-        For a rule with unverified tokens: floating-point operations of all forwards, ``"actual"``, and in the paper's
-        accounting, ``"paper"``, in which the target reads one token a call.
     trace
         For every output token: ``"accepted"``, ``"accepted_lossy"``, ``"corrected"`` or ``"bonus"``; row after row.
     records
@@ -84,9 +79,7 @@ class LossyStats:
     run_histogram: tuple[int, ...] = ()
     target_tokens: int = 0
     draft_tokens: int = 0
-    head_calls: int = 0
     looked_up: int = 0
-    flops: Mapping[str, float] = field(default_factory=dict)
     trace: tuple[str, ...] = ()
     records: tuple[TokenRecord, ...] = ()
     rows: tuple[LossyStats, ...] = ()
@@ -313,7 +306,6 @@ def joined(calls: Sequence[LossyStats]) -> LossyStats:
         trace=tuple(kind for call in calls for kind in call.trace),
         records=tuple(record for call in calls for record in call.records),
         seconds=_added(call.seconds for call in calls),
-        flops=_added(call.flops for call in calls),
         lossless=all(call.lossless for call in calls),
         rows=tuple(replace(row, rows=()) for call in calls for row in call.rows or (call,)),
     )
@@ -336,7 +328,7 @@ def _plain(value: Any) -> Any:
     return list(value) if isinstance(value, tuple) else value
 
 
-WORK = ("target_calls", "draft_calls", "target_tokens", "draft_tokens", "head_calls", "looked_up")
+WORK = ("target_calls", "draft_calls", "target_tokens", "draft_tokens", "looked_up")
 _COUNTS = ("rounds", "drafted", "accepted", "accepted_lossy", "corrected", "bonus", "unverified")
 _DERIVED = (
     "tokens_per_round",

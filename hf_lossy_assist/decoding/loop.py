@@ -182,7 +182,6 @@ class Decoding:
             self._record_padding(texts, missing)
         if one:
             self.target.runner.settle(texts)
-        stats.flops = self.drafter.flops(self.target.model, texts.shape[1], stats)
         result = stats.finish()
         warn_of_loss(self.target.model, stats.laps, max(generated.values()), result.accepted)
         if not outputs.as_dict:

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 
 from torch import Tensor
-from transformers import PreTrainedModel
 
 from ..core.distributions import point_mass
 from ..core.messages import Commit, Draft, DraftCost
-from ..core.recorders import StatsRecorder
 from ..core.texts import Texts
 
 
@@ -43,10 +41,6 @@ class Drafter(ABC):
     def in_use(self) -> AbstractContextManager[None]:
         """Drafts are asked for inside this block only."""
         return nullcontext()
-
-    def flops(self, target: PreTrainedModel, length: int, stats: StatsRecorder) -> Mapping[str, float]:
-        """Count the floating-point operations of a whole run over texts of ``length``; empty where that is unknown."""
-        return {}
 
 
 class PerRowDrafter(Drafter):

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
 
 from ..core.messages import Commit, Draft, DraftCost
-from ..core.recorders import StatsRecorder
 from ..core.texts import Texts
-from ..errors import LossyUnsupportedError
 from ..heads import VerifierHead
-from ..theory import DenseDecoder
 from .chain import Sampler, Source, SourceDrafter
 
 
@@ -41,7 +37,6 @@ class RunAheadDrafter(SourceDrafter):
         """Begin a run after ``ids`` ``(B, W)``."""
         self._text, self.drafted = ids, []
         self._before = self.source.calls, self.source.tokens
-        self._scored = 0
         self._unread = self.source.begin(ids)
 
     @property
@@ -52,7 +47,7 @@ class RunAheadDrafter(SourceDrafter):
     @property
     def cost(self) -> DraftCost:
         """The cost of all tokens since :meth:`begin`."""
-        return DraftCost(self.source.calls - self._before[0], self.source.tokens - self._before[1], self._scored)
+        return DraftCost(self.source.calls - self._before[0], self.source.tokens - self._before[1])
 
     def propose_one(self) -> tuple[Tensor, Tensor]:
         """Draft one token; return the processed logits of q ``(B, 1, V)``, and P(acceptable) ``(B,)``."""
@@ -70,22 +65,6 @@ class RunAheadDrafter(SourceDrafter):
         if commit.shift is not None or min(commit.counts) < commit.drafted or commit.accepted != commit.counts:
             self._follow(commit)
 
-    def flops(self, target: PreTrainedModel, length: int, stats: StatsRecorder) -> Mapping[str, float]:
-        """Count all forwards, at the mean context of texts of a length; empty for an unknown architecture.
-
-        ``"actual"`` counts every token that went through the target, ``"paper"`` only those that it decided.
-        """
-        try:
-            draft, verified = (DenseDecoder.of_model(x).forward(1, length // 2) for x in (self.source.model, target))
-        except LossyUnsupportedError:
-            return {}
-        head = stats.work["head_calls"] * 2 * self.head.config.width
-        decided = sum(row.rounds for row in stats.rows.values())
-        return {
-            "paper": head + stats.work["draft_tokens"] * draft.published + decided * verified.published,
-            "actual": head + stats.work["draft_tokens"] * draft.total + stats.work["target_tokens"] * verified.total,
-        }
-
     def _follow(self, commit: Commit) -> None:
         self.source.learn(commit)
 
@@ -96,7 +75,6 @@ class RunAheadDrafter(SourceDrafter):
 
     def _score(self) -> Tensor:
         state = self.source.hidden[:, -1]
-        self._scored += len(state)
         return self.head.probability(state.to(self.head.weight.device).float()).to(self._text.device)
 
 

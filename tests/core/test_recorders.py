@@ -179,14 +179,12 @@ def test_rows_that_ran_alone_are_joined(seed: int):
         recorder = StatsRecorder(lossless=row != 1)
         (counted,) = finished_rows(seed + 2 * row, recorder)
         recorder.target_call(generator.randint(1, 9), [0], 1)
-        recorder.flops = {"actual": generator.random()}
         alone.append(recorder.finish())
         wanted.append(counted.counted())
     stats = joined(alone)
     assert_sum(stats, wanted)
     assert stats.target_calls == 3
     assert stats.target_tokens == sum(row.target_tokens for row in alone)
-    assert stats.flops == {"actual": pytest.approx(sum(row.flops["actual"] for row in alone))}
     for stage in ("total", "drafting", "verifying", "deciding"):
         assert stats.seconds[stage] == pytest.approx(sum(row.seconds[stage] for row in alone))
     assert not stats.lossless
@@ -198,17 +196,16 @@ def test_rows_that_ran_alone_are_joined(seed: int):
 @SEEDS
 def test_forwards_are_counted_once_and_tokens_shared_out(seed: int):
     generator, recorder = random.Random(seed), StatsRecorder(lossless=True, rows=4)
-    calls, tokens, scored = Counter(), Counter(), 0
+    calls, tokens = Counter(), Counter()
     own_calls, own_tokens = [Counter() for _ in range(4)], [Counter() for _ in range(4)]
     for _ in range(12):
         going_on = sorted(generator.sample(range(4), generator.randint(1, 4)))
         asking = going_on[: generator.randint(1, len(going_on))]  # others have ended in unverified tokens
         each, cost = generator.randint(1, 9), generator.randint(0, 5)
         recorder.target_call(each * len(going_on), asking, len(going_on))
-        recorder.draft_work(DraftCost(cost, 2 * cost * len(going_on), cost), going_on)
+        recorder.draft_work(DraftCost(cost, 2 * cost * len(going_on)), going_on)
         calls += Counter(target=1, draft=cost)
         tokens += Counter(target=each * len(going_on), draft=2 * cost * len(going_on))
-        scored += cost
         for name, rows, count, share in (("target", asking, 1, each), ("draft", going_on, cost, 2 * cost)):
             for row in rows:
                 own_calls[row][name] += count
@@ -216,7 +213,6 @@ def test_forwards_are_counted_once_and_tokens_shared_out(seed: int):
     stats = recorder.finish()
     assert (stats.target_calls, stats.draft_calls) == (calls["target"], calls["draft"])
     assert (stats.target_tokens, stats.draft_tokens) == (tokens["target"], tokens["draft"])
-    assert stats.head_calls == scored == recorder.work["head_calls"]
     for row, called, sent in zip(stats.rows, own_calls, own_tokens, strict=True):
         assert (row.target_calls, row.draft_calls) == (called["target"], called["draft"])
         assert (row.target_tokens, row.draft_tokens) == (sent["target"], sent["draft"])

@@ -25,7 +25,7 @@ from .cases import Case, all_cases
 from .worlds import CACHE, DRAFTERS, Listener, World, world
 
 SECONDS_PER_CASE = 60
-SEPARATE = ("seconds", "records")
+SEPARATE = ("seconds", "records", "flops", "head_calls")
 OUTPUTS = ("scores", "logits", "hidden_states", "attentions", "decoder_hidden_states", "decoder_attentions",
            "cross_attentions", "encoder_hidden_states", "encoder_attentions")  # fmt: skip
 
