@@ -24,12 +24,6 @@ def generate(
     /,
     *,
     models: options.ModelsWithHeads = options.ModelsWithHeads(),
-    assistant_tokenizer: Annotated[
-        str | None, Parameter(group=options.MODELS, help="The draft's tokenizer, if its folder has none.")
-    ] = None,
-    chat: Annotated[
-        bool, Parameter(group=options.PROMPTS, help="Put the prompt into the chat template as a user's message.")
-    ] = False,
     mode: Annotated[
         str,
         Parameter(
@@ -49,8 +43,6 @@ def generate(
     decoding.check()
     options.check_names(mode)
     models.check({"PROMPT": prompt}, lookup=decoding.prompt_lookup)
-    if assistant_tokenizer is not None and models.assistant is None:
-        raise LossyValueError(f"`--assistant-tokenizer` {assistant_tokenizer!r} needs an `--assistant`; add it")
     import torch
     from transformers import set_seed
 
@@ -70,16 +62,9 @@ def generate(
         fields_of(chosen, heads)  # else the pair may bring a head
     pair, screen = models.load(lookup, heads), Console()
     keywords = fields_of(chosen, pair.rule_heads) | drafting_of(chosen, pair)
-    if other := _other_tokenizer(pair, models, assistant_tokenizer):
-        keywords["assistant_tokenizer"] = other
     if prompt is None:
         screen.print(Text(example.prompt, style="dim"), soft_wrap=True)
-    if chat and not pair.tokenizer.chat_template:
-        raise LossyValueError(
-            f"`chat` needs a template, but the tokenizer of {pair.tokenizer.name_or_path!r} has no chat template; use "
-            "a chat model, or leave it out"
-        )
-    ids = pair.encode(example.prompt, turn=chat or models.pair is not None)
+    ids = pair.encode(example.prompt)
     with enabled(pair.target):
         output = pair.target.generate(
             input_ids=torch.tensor([ids], device=device_of(pair.target)),
@@ -132,23 +117,3 @@ def drafting_of(mode: DecodingMode, pair: Pair) -> dict[str, Any]:
         if mode.gamma is not None:
             keywords["num_assistant_tokens"] = mode.gamma
     return keywords
-
-
-def _other_tokenizer(pair: Pair, models: options.Models, named: str | None) -> Any:
-    """Return the draft's tokenizer if it is another one than the target's."""
-    from transformers import AutoTokenizer
-
-    from ..compat.models import load_errors
-    from ..drafting.vocabulary import same_tokenizer
-
-    if models.assistant in (None, *(options.OWN if models.pair else ["mtp"])):
-        return None
-    if named is not None:
-        with load_errors("`--assistant-tokenizer`", named):
-            found = AutoTokenizer.from_pretrained(named)
-    else:
-        try:
-            found = AutoTokenizer.from_pretrained(models.assistant)
-        except (OSError, ValueError):
-            return None  # such a draft shares the target's
-    return None if same_tokenizer(pair.tokenizer, found) else found

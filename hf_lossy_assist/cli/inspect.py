@@ -60,16 +60,14 @@ def inspect(
     named = decoding.modes(modes, models, pair.rule_heads, longest)
     for each in named:
         each.check_pair(pair)
-    ids = pair.encode(example.prompt, turn=models.pair is not None)
+    ids = pair.encode(example.prompt)
     (batch,) = batches_of([ids], device=device_of(pair.target), seed=decoding.seed or 0)
 
     def text_of(mode: DecodingMode) -> InspectedText:
-        """Answer twice with equal random numbers: once with inspection, once for the speed."""
         inspected = mode if mode.rule is None else replace(mode, settings={**mode.settings, "inspect": True})
-        seen, timed = (run_request(pair, each, batch, max_new_tokens) for each in (inspected, mode))
+        seen = run_request(pair, inspected, batch, max_new_tokens)
         records = seen.stats.records if seen.stats else [TokenRecord(x, "target") for x in seen.rows[0].tolist()]
-        speed = {"tokens per second": f"{len(records) / timed.seconds:.3g}"} if timed.seconds else {}
-        figures = timed.stats.brief(timed.seconds) if timed.stats else speed
+        figures = seen.stats.brief() if seen.stats else {}
         if example.answer:
             text = pair.tokenizer.decode(seen.rows[0], skip_special_tokens=True)
             figures = {"answer": "right" if pair.task.correct(example, text) else "wrong", **figures}

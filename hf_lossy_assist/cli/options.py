@@ -84,7 +84,9 @@ Modes = Annotated[
 Prompt = Annotated[
     str | None,
     must("a text", str.strip),
-    Parameter(help="The text to continue. With --pair: a test problem by default."),
+    Parameter(
+        help="The text to continue; a user's turn, if there is a chat template. With --pair: a test problem by default."
+    ),
 ]
 
 

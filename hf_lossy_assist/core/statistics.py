@@ -166,10 +166,9 @@ class LossyStats:
         known |= {f"seconds, {stage}": f"{seconds:.3f}" for stage, seconds in self.seconds.items()}
         return known | ({"tokens per second": f"{self.tokens_per_second:.1f}"} if self.seconds.get("total") else {})
 
-    def brief(self, seconds: float | None = None) -> dict[str, str]:
-        """Return the few figures that a page of tokens shows; ``seconds`` is the time that the text took."""
-        speed = {"tokens per second": f"{self.tokens / seconds:.3g}"} if seconds else {}
-        return {"tokens per round": f"{self.tokens_per_round:.2f}", "lossy": f"{100 * self.lossy_share:.1f} %", **speed}
+    def brief(self) -> dict[str, str]:
+        """Return the few figures that a page of tokens shows."""
+        return {"tokens per round": f"{self.tokens_per_round:.2f}", "lossy": f"{100 * self.lossy_share:.1f} %"}
 
     @property
     def title(self) -> str:
@@ -238,7 +237,7 @@ class LossyStats:
         if not 0 <= row < len(rows):
             raise LossyValueError(f"`row` has to be one of the {len(rows)} rows, from 0, but is {row!r}")
         own = rows[row]
-        text = InspectedText(" or ".join(own.accepted_by), own.records, own.brief(own.seconds.get("total")))
+        text = InspectedText(" or ".join(own.accepted_by), own.records, own.brief())
         return InspectionPage([text], tokenizer, prompt)
 
     def _repr_html_(self) -> str:

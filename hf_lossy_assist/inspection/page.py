@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import io
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import SequenceMatcher
@@ -13,8 +11,6 @@ from types import SimpleNamespace
 from typing import Any
 
 from jinja2 import Environment, PackageLoader
-from rich.console import Console
-from rich.text import Text
 
 from ..errors import printable
 
@@ -43,18 +39,11 @@ class InspectedText:
     figures: Mapping[str, str] = field(default_factory=dict)
 
 
-_COLOURS: Mapping[str, str] = {
-    "accepted_lossy": "black on yellow", "unverified": "cyan", "corrected": "red", "bonus": "green", "target": "green",
-}  # fmt: skip
-"""The colours of fates on a terminal."""
-
-
 @dataclass(frozen=True, repr=False)
 class InspectionPage:
     """Texts side by side, with the tokens marked that the first text and another do not share.
 
-    A notebook displays it as it is, and a terminal its texts, in colours. All texts follow ``prompt`` and use
-    ``tokenizer``.
+    A notebook displays it as it is, and a terminal its texts. All texts follow ``prompt`` and use ``tokenizer``.
     """
 
     texts: Sequence[InspectedText]
@@ -62,29 +51,21 @@ class InspectionPage:
     prompt: str = ""
 
     def __repr__(self) -> str:
-        """Return the texts: on a terminal in colours, elsewhere with «marks» around what only a lossy rule kept."""
-        colour, shown = sys.stdout.isatty(), Text()
+        """Return the texts, with «marks» around what only a lossy rule kept."""
+        lines = []
         for text in self.to_dict()["texts"]:
-            shown.append(f"{printable(text['title'])}\n", "bold")
-            for token in text["tokens"]:
-                lossy = token["fate"] == "accepted_lossy" and not colour
-                piece = printable(token["text"])
-                shown.append(f"«{piece}»" if lossy else piece, _COLOURS.get(token["fate"]))
-            shown.append("\n")
-        for fate in FATES if colour else ():
-            shown.append(f"{FATES[fate]}\n", _COLOURS.get(fate))
-        screen = Console(file=io.StringIO(), force_terminal=colour, color_system="standard" if colour else None)
-        screen.print(shown, soft_wrap=True, end="")
-        return screen.file.getvalue().rstrip("\n")
+            marks = [("«{}»" if x["fate"] == "accepted_lossy" else "{}").format(x["text"]) for x in text["tokens"]]
+            lines += [text["title"], "".join(marks)]
+        return printable("\n".join(lines)).rstrip("\n")
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything on the page as plain values that JSON can hold."""
-        ids = [[record.token for record in text.records] for text in self.texts]
+        ids = [[record.token for record in text.records] for text in self.texts] or [[]]
         same = [_shared(ids[0], other) for other in ids[1:]]
         # The first text shares a token when all others have it too.
         shared = [set.intersection(*(first for first, _ in same)) if same else {*range(len(ids[0]))}]
         shared += [own for _, own in same]
-        texts = zip(self.texts, shared, strict=True)
+        texts = zip(self.texts, shared, strict=False)  # there may be no text
         return {"prompt": self.prompt, "texts": [self._text(text, common) for text, common in texts]}
 
     def html(self) -> str:

@@ -121,11 +121,11 @@ class Pair:
         """Whether drafts are looked up in the text, and no model drafts."""
         return self.draft is None and self.lookup > 0
 
-    def encode(self, prompt: str, *, turn: bool = True) -> list[int]:
-        """Return a prompt's token ids: as the task asks it, else as a user's turn; without ``turn``, as it stands."""
-        if turn and self.task is not None:
+    def encode(self, prompt: str) -> list[int]:
+        """Return a prompt's token ids: as the task asks it, else as a user's turn if there is a chat template."""
+        if self.task is not None:
             return self.task.encode(Example(prompt, ""), self.tokenizer)
-        if turn and self.tokenizer.chat_template:
+        if self.tokenizer.chat_template:
             turns = [{"role": "user", "content": prompt}]
             return self.tokenizer.apply_chat_template(turns, add_generation_prompt=True, return_dict=False)
         return self.tokenizer(prompt)["input_ids"]

@@ -47,7 +47,6 @@ ERRORS = {
         (f"{PAIR} --device gpu P", "`--device` has to be auto or one that is here, .*'cpu'.*, but is 'gpu'"),
         (f"{PAIR} ' '", "PROMPT. It has to be a text"),
         ("--model x --assistant y --mode judge P", "`--head` has to be given for the rule 'judge'"),
-        ("M --chat P", "has no chat template"),
     ],
     "inspect": [
         (f"{PAIR} --gamma -1 --out OUT", "--gamma. It has to be at least 0, or auto"),

@@ -11,12 +11,12 @@ import pytest
 import torch
 from rich.console import Console
 
-from benchmarks.bundled_pair.recipe import build_model, build_tokenizer, save_model
+from benchmarks.bundled_pair.recipe import build_tokenizer
 from hf_lossy_assist import pairs
 from hf_lossy_assist.cli.rendering import ConsoleStreamer
 from tests.cli.running import said
 from tests.mtp_checkpoints import write
-from tests.tiny_pair import TEMPLATE, TINY
+from tests.tiny_pair import TEMPLATE
 
 PLAIN = ["--prompt-lookup", "1"]
 PROMPT = "Question: Ada has 5 apples.\nAnswer:"
@@ -128,26 +128,13 @@ def test_prompt_lookup_drafts_without_an_assistant(bundled, models):
     assert int(re.search(r"\bdraft calls[^\d\n]+(\d+)", printed)[1]) > 0
 
 
-def test_a_prompt_may_be_put_into_the_chat_template(models, tiny_pair_folder, tmp_path):
+def test_a_prompt_is_a_user_s_turn_where_there_is_a_chat_template(models, tiny_pair_folder, tmp_path):
     target = tmp_path / "target"
     shutil.copytree(tiny_pair_folder / "target", target)
-    arguments = ("--model", str(target), *models[2:], "--max-new-tokens", "12", "--chat", PROMPT)
-    assert "has no chat template" in run(*arguments, status=2)
+    arguments = ("--model", str(target), *models[2:], "--max-new-tokens", "12", PROMPT)
     (target / "chat_template.jinja").write_text(TEMPLATE)
     prompt = f"user: {PROMPT}</s>assistant: "
     assert run(*arguments) == continuation(tiny_pair_folder, prompt, torch.bfloat16) + "\n"
-
-
-def test_an_assistant_may_have_a_tokenizer_of_its_own(models, tiny_pair_folder, tmp_path):
-    draft = tmp_path / "draft"
-    save_model(build_model(TINY, other := build_tokenizer(60)), other, draft)
-    bare = tmp_path / "bare"
-    bare.mkdir()
-    for name in ("config.json", "model.safetensors"):
-        shutil.copy(draft / name, bare)
-    for source in (["--assistant", str(draft)], ["--assistant", str(bare), "--assistant-tokenizer", f"{draft}"]):
-        printed = run(*models[:2], *source, "--max-new-tokens", "12", PROMPT)
-        assert printed == continuation(tiny_pair_folder, dtype=torch.bfloat16) + "\n"
 
 
 def test_a_seed_makes_samples_repeat(bundled):

@@ -88,11 +88,10 @@ def test_a_pair_names_its_models_and_reads_prompts_as_its_task_or_a_chat_does(ti
     assert alone.identity == {"target": dataclasses.asdict(ModelIdentity.of(pair.target)), "draft": None}
     plain = pair.tokenizer("How many?")["input_ids"]
     assert pair.encode("How many?") == pair.task.encode(Example("How many?", ""), pair.tokenizer)
-    assert pair.encode("How many?", turn=False) == alone.encode("How many?") == plain
+    assert alone.encode("How many?") == plain
     alone.tokenizer.chat_template = "{% for message in messages %}Question: {{ message['content'] }}{% endfor %}"
     asked = alone.tokenizer("Question: How many?", add_special_tokens=False)["input_ids"]
     assert alone.encode("How many?") == asked
-    assert alone.encode("How many?", turn=False) == plain
 
 
 @pytest.mark.parametrize("device", ["cuda:77", "gpu"])
