@@ -1,22 +1,19 @@
-"""Modes on a pair whose target is costly: ``python -m benchmarks.grown_models --grow llama-8b``.
+"""``python -m benchmarks.grown_models --grow llama-8b``: modes on the bundled pair, padded to the sizes of large ones.
 
-A model that is padded to the sizes of a large one computes the same function: the cost is the large model's, and every
-decision a real one. One whose weights are read from disk in each forward pass is as dear as the targets of AutoJudge's
-table 2, which are too large for the memory: there, long drafts pay.
+A padded model computes the same function: the cost is the large model's, and every decision a real one.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import TypeVar
 
 import torch
-from accelerate import dispatch_model
 from transformers import PreTrainedModel
 
 import hf_lossy_assist
-from hf_lossy_assist import JudgeHead, VerifierHead, pairs, quantize_draft, tasks
+from hf_lossy_assist import JudgeHead, VerifierHead, pairs
 from hf_lossy_assist.pairs import Pair
 
 from . import application
@@ -27,12 +24,10 @@ H = TypeVar("H", JudgeHead, VerifierHead)
 
 
 def main(
-    *, grow: str | None = None, grow_draft: str | None = None, on_disk: Path | None = None,
-    pair: Literal["arithmetic", "qwen-coder"] = "arithmetic", modes: str = "plain,lossless", limit: int = 4,
-    task: str | None = None, data: Path | None = None, max_new_tokens: int | None = None, int8: bool = False,
+    *, grow: str | None = None, grow_draft: str | None = None, modes: str = "plain,lossless", limit: int = 4,
     device: str = "cpu", dtype: str | None = None, out: Path | None = None,
 ) -> None:  # fmt: skip
-    """Evaluate modes on a pair with a target that is padded to larger sizes, or whose weights are on disk.
+    """Evaluate modes on the bundled pair with models that are padded to larger sizes.
 
     Parameters
     ----------
@@ -40,22 +35,10 @@ def main(
         Pad the target to llama-1b, -3b, -8b, -70b, or sizes: layers=12,hidden=1024,heads=16.
     grow_draft
         The same for the draft.
-    on_disk
-        A folder for the target's weights, which every forward pass then reads.
-    pair
-        The pair.
     modes
         Modes, as for `lossy-assist evaluate`.
     limit
         Number of problems.
-    task
-        A task; the pair's own by default.
-    data
-        The task's file.
-    max_new_tokens
-        The longest answer; the task's by default.
-    int8
-        Round the draft's weights to 8 bits.
     device
         The device of both models.
     dtype
@@ -67,23 +50,11 @@ def main(
         Geometry() if text is None else parse_geometry(text, option)
         for option, text in (("--grow", grow), ("--grow-draft", grow_draft))
     )
-    loaded = pairs.load(pair, device=device, dtype=dtype)
-    asked = loaded.task if task is None else tasks.load(task, data=None if data is None else str(data))
-    if int8:
-        loaded = dataclasses.replace(loaded, draft=quantize_draft(loaded.draft, "int8"))
-    loaded = grow_models(loaded, target, draft)
-    if on_disk is not None:
-        loaded = dataclasses.replace(loaded, target=offload(loaded.target, on_disk))
+    loaded = grow_models(pairs.load("arithmetic", device=device, dtype=dtype), target, draft)
     print(hf_lossy_assist.evaluate(
         loaded.target, loaded.draft, tokenizer=loaded.tokenizer, heads=loaded.rule_heads, modes=modes, limit=limit,
-        task=asked, max_new_tokens=max_new_tokens, out=out,
+        task=loaded.task, out=out,
     ))  # fmt: skip
-
-
-def offload(model: PreTrainedModel, folder: Path) -> PreTrainedModel:
-    """Move the layers' weights to files, which every forward reads; the others stay, and say where tensors go."""
-    places = dict.fromkeys(("model.embed_tokens", "model.norm", "model.rotary_emb", "lm_head"), model.device)
-    return dispatch_model(model, places | {"model.layers": "disk"}, main_device=model.device, offload_dir=folder)
 
 
 def grow_models(models: Pair, target: Geometry, draft: Geometry) -> Pair:

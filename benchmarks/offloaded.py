@@ -18,24 +18,25 @@ from . import application
 
 
 def main(
-    *, data: Path, out: Path, pair: str = "qwen-coder", task: str = "gsm8k", modes: str = "lossless@20,typical@32",
-    limit: int = 20, max_new_tokens: int = 512, dtype: str = "float32", weights: Path | None = None,
+    *, out: Path, data: str | None = None, pair: str = "qwen-coder", task: str = "gsm8k",
+    modes: str = "lossless@20,typical@32", limit: int = 20, max_new_tokens: int = 512, dtype: str = "float32",
+    weights: Path | None = None,
 ) -> None:  # fmt: skip
     """Answer problems one by one, all modes in turn; the first mode is the reference.
 
     Parameters
     ----------
-    data
-        The task's file.
     out
         A folder for the answers; an interrupted run goes on there.
+    data
+        The task's file.
     weights
         Where the target's weights go; a temporary folder by default.
     """
     loaded = pairs.load(pair, dtype=getattr(torch, dtype))
     target = disk_offload(loaded.target, weights or mkdtemp(prefix="weights-"), torch.device("cpu"))
     result = hf_lossy_assist.evaluate(
-        target, hf_lossy_assist.prepack(loaded.draft), tokenizer=loaded.tokenizer, task=tasks.load(task, str(data)),
+        target, hf_lossy_assist.prepack(loaded.draft), tokenizer=loaded.tokenizer, task=tasks.load(task, data),
         modes=modes, heads=loaded.rule_heads, reference=modes.split(",")[0], limit=limit,
         max_new_tokens=max_new_tokens, out=out,
     )  # fmt: skip
