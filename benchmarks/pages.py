@@ -512,7 +512,11 @@ def gate() -> str:
     """Return which scores tell, of whole answers, whether their mismatches matter."""
     kinds = {"no-shots": "GSM8K", "two-shots": "GSM8K, two examples", "code": "programs"}
     curves = [Curves([x for x in rows("gate") if x["texts"] == kind]) for kind in kinds]
-    lines = [(rule, *(times(x.area(rule), 3) for x in curves)) for rule in curves[0].order]
+    lines = [
+        (rule, *(times(x.area(rule), 3) if np.isfinite(x.order[rule]).any() else "" for x in curves))
+        for rule in curves[0].order
+        if rule != "gate: judges so far"
+    ]
     return markdown(("what it is known from", *kinds.values()), lines)
 
 
