@@ -20,7 +20,7 @@ from ..store.folder import this_process
 from ..tasks import Example, Task
 from ..tasks.lookup import SHIPPED, load
 from ..tasks.prompts import Prompts as OwnPrompts
-from ..values import check_name, json_or_text
+from ..values import check_name
 from .console import limit_threads
 
 if TYPE_CHECKING:
@@ -213,10 +213,10 @@ class Prompts:
     "The task's split; test by default, and for `mine` its first."
 
     @property
-    def settings(self) -> dict[str, Any]:
-        """The task's settings."""
+    def settings(self) -> dict[str, str]:
+        """The task's settings, as they are written; the task says which are texts."""
         _, *parts = _SETTING.split(self.task or "")
-        return {key: json_or_text(value) for key, _, value in (part.partition("=") for part in parts)}
+        return {key: value for key, _, value in (part.partition("=") for part in parts)}
 
     @cached_property
     def loaded(self) -> Task | None:
@@ -226,7 +226,7 @@ class Prompts:
         return None if self.data is None else OwnPrompts(self.data)
 
     def chosen_split(self, default: str | None = "test") -> str | None:
-        return self.split or self.settings.get("split", default)
+        return self.split or default
 
     def of(self, pair: str | None, split: str | None = "test") -> Task:
         """Return what is asked: a pair's own task by default, else openings of stories. Refuse what can't be read."""

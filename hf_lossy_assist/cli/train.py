@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
@@ -88,7 +89,7 @@ def judge(
     origin = labelled.origin.with_card(training.license, training.pair)
     trained = judge_training.train_judge(labelled.examples, origin, settings)
     trained.save(out)
-    _describe(trained.head, out)
+    _describe(trained.head, out, labelled.origin.data["settings"])
     if (few := int(labelled.examples.labels.sum())) < _ENOUGH:
         note = f"note: the threshold depends on only {few} important tokens; mine more prompts"
         Console().print(note, style="yellow")
@@ -148,11 +149,14 @@ def verifier(
     ratios, origin = read_ratios(data, settings.positions)
     trained = train_verifier(ratios, origin.with_card(training.license, training.pair), settings)
     trained.save(out)
-    _describe(trained.head, out)
+    _describe(trained.head, out, origin.data["settings"])
 
 
-def _describe(head: Head, out: Path) -> None:
-    """Print a head's thresholds and their effects, with the chosen one marked, and the figures of its card."""
+def _describe(head: Head, out: Path, mined: Mapping[str, Any]) -> None:
+    """Print a head's thresholds and their effects, with the chosen one marked, the figures of its card, and a command.
+
+    That has the settings of the task that the labels were ``mined`` with, and a file where they came from one.
+    """
     from ..evaluation.tables import percent, table
 
     config, screen = head.config, Console()
@@ -163,11 +167,14 @@ def _describe(head: Head, out: Path) -> None:
     }
     screen.print(table(config.thresholds, columns, "Thresholds, out of fold"))
     screen.print(figures_table({name.strip("`"): value for name, value in config.figures.items()}))
+    data, others = (" --data FILE", ", on other prompts in a FILE") if mined.get("data") else ("", "")
     screen.print(
-        f"Reads {config.reads}; threshold {config.threshold:.6g}. Saved in {out}; this measures it:", soft_wrap=True
+        f"Reads {config.reads}; threshold {config.threshold:.6g}. Saved in {out}; this measures it{others}:",
+        soft_wrap=True,
     )
     pair = config.provenance.get("pair")
     models = f"--pair {pair}" if pair else f"--model {config.target.name} --assistant {config.draft.name}"
-    task = "" if pair == config.task else f" --task {config.task}"
+    settings = "".join(f":{name}={value}" for name, value in mined.get("task_settings", {}).items())
+    task = "" if pair == config.task and not settings else f" --task {config.task}{settings}{data}"
     modes = f"plain,lossless,{config.rule}"
     screen.print(f"lossy-assist evaluate {models}{task} --modes {modes} --head {shlex.quote(str(out))}", soft_wrap=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import zlib
 from decimal import Decimal, localcontext
 from fractions import Fraction
 from functools import cached_property
@@ -10,7 +11,7 @@ from itertools import islice
 from pathlib import Path
 
 from ..errors import LossyValueError
-from .task import Example, Row, Task, from_hub, read_jsonl, split_of
+from .task import Example, Row, Task, from_hub, read_jsonl
 
 _FIELDS = ("question", "answer")
 _CALCULATION = re.compile(r"<<[^>]*>>")
@@ -48,9 +49,8 @@ class GSM8K(Task):
     ----------
     data
         A JSONL file with the fields ``question`` and ``answer`` (ends in "#### N"), or a folder with ``train.jsonl``,
-        ``test.jsonl`` or both; by default ``openai/gsm8k`` on the Hub.
-    split
-        The content of a single file, "train" or "test"; by default "test" if its name contains "test", else "train".
+        ``test.jsonl`` or both; by default ``openai/gsm8k`` on the Hub. A file is the test split if its name contains
+        "test", else the training split.
     shots
         The number of training problems that become worked examples before each question and leave their split.
 
@@ -68,8 +68,8 @@ class GSM8K(Task):
 
     name = "gsm8k"
 
-    def __init__(self, data: str | None = None, split: str | None = None, shots: int = 0) -> None:
-        self._files = _files(data, split)
+    def __init__(self, data: str | None = None, shots: int = 0) -> None:
+        self._files = _files(data)
         if self._files:
             self.splits = tuple(x for x in Task.splits if ("test" if x == "test" else "train") in self._files)
         self.shots = shots
@@ -122,7 +122,8 @@ class GSM8K(Task):
         if split == "test":
             return self._read("test")
         # A prompt must not contain its own answer, so worked problems leave the split.
-        return [e for e in self._read("train")[self.shots :] if split_of(e.prompt, _VALIDATION_SHARE) == split]
+        rest = self._read("train")[self.shots :]
+        return [e for e in rest if _validates(e.prompt) == (split == "validation")]
 
     def _read(self, source: str) -> list[Example]:
         if source not in self._loaded:
@@ -140,18 +141,19 @@ def _example(row: Row) -> Example:
     return Example(prompt=f"Question: {row['question']}\nAnswer:", answer=answer, solution=f" {solution}")
 
 
-def _files(data: str | None, split: str | None) -> dict[str, Path]:
-    if split not in (None, "train", "test"):
-        raise LossyValueError(f"`split` has to be 'train' or 'test', but is {split!r}")
+def _validates(prompt: str) -> bool:
+    """Tell whether a training problem is of the validation split, by its hash: neither order nor seed changes it."""
+    return zlib.crc32(prompt.encode()) / 2**32 < _VALIDATION_SHARE
+
+
+def _files(data: str | None) -> dict[str, Path]:
     if data is None:
         return {}
     path = Path(data)
     if not path.exists():
         raise LossyValueError(f"`data` has to be an existing file or folder, but there is none at {data!r}")
     if not path.is_dir():
-        return {split or ("test" if "test" in path.name else "train"): path}
-    if split is not None:
-        raise LossyValueError(f"`split` says what a single file has, but `data` is the folder {data!r}; leave it out")
+        return {"test" if "test" in path.name else "train": path}
     found = {name: path / f"{name}.jsonl" for name in ("train", "test") if (path / f"{name}.jsonl").is_file()}
     if not found:
         raise LossyValueError(f"`data` ({path}) has to hold train.jsonl or test.jsonl, but has neither")

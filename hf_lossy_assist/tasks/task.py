@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -167,12 +166,3 @@ def from_hub(dataset: str, config: str | None, split: str) -> Iterable[Row]:
             f"the data set {dataset!r} can't be loaded from the Hub ({error}); give a local JSONL file as `data`, or "
             "go online once"
         ) from error
-
-
-def split_of(text: str, validation: float) -> str:
-    """Return a text's split by its hash: ``validation`` is the share of that; neither order nor seed changes it.
-
-    >>> split_of("How many?", 1.0), split_of("How many?", 0.0)
-    ('validation', 'train')
-    """
-    return "validation" if zlib.crc32(text.encode()) / 2**32 < validation else "train"

@@ -181,14 +181,14 @@ OF_SPLITS = {
 
 @pytest.mark.parametrize(("command", "others"), OF_SPLITS.items())
 def test_the_remedy_for_a_split_that_a_file_lacks_is_one(command: str, others: str, tmp_path: Path, monkeypatch):
-    """Models are loaded once the prompts are known; the task's own setting does as well."""
+    """Models are loaded once the prompts are known."""
     read: list[str] = []
     (data := tmp_path / "train.jsonl").write_text('{"question": "How many?", "answer": "#### 24"}\n')
     monkeypatch.setattr(pairs.Pair, "load", lambda *_, **__: (_ for _ in ()).throw(LossyError("prompts are read")))
     monkeypatch.setattr(GSM8K, "examples", lambda self, split, n: (read.append(split), known(self, split, n))[1])
 
-    def said(others: str, task: str = "gsm8k") -> str:
-        words = f"{command} {others} --pair arithmetic --task {task} --data {data}"
+    def said(others: str) -> str:
+        words = f"{command} {others} --pair arithmetic --task gsm8k --data {data}"
         result = invoke(words.replace("OUT", str(tmp_path / "out")).split())
         assert result.exit_code == 2, result.output
         return result.stderr
@@ -196,8 +196,7 @@ def test_the_remedy_for_a_split_that_a_file_lacks_is_one(command: str, others: s
     (remedy,) = re.findall("or give `(--split train)`$", said(others).strip())
     others = others.replace("--split test", "")
     assert "prompts are read" in said(f"{others} {remedy}")
-    assert "prompts are read" in said(others, "gsm8k:split=test")
-    assert read[-2:] == ["train", "test"]
+    assert read[-1] == "train"
 
 
 known = GSM8K.examples

@@ -54,19 +54,16 @@ def test_validation_is_cut_out_of_the_training_file_whatever_the_order_of_rows(t
     assert {split: {*shuffled.examples(split, 1000)} for split in shuffled.splits} == parts
 
 
-def test_a_file_s_name_or_the_argument_tells_what_it_holds(tmp_path):
+def test_a_file_s_name_tells_what_it_holds(tmp_path):
     path = write(tmp_path / "my_test_set.jsonl", ROWS)
     assert GSM8K(path).splits == ("test",)
     assert len(GSM8K(path).examples("test", 1000)) == 400
-    assert GSM8K(path, split="train").splits == ("train", "validation")
 
 
 @pytest.mark.parametrize(
     ("make", "message"),
     [
         (lambda folder: GSM8K(f"{folder}/test.jsonl").examples("train", 1), "`split`"),
-        (lambda folder: GSM8K(f"{folder}/test.jsonl", split="dev"), "`split`"),
-        (lambda folder: GSM8K(folder, split="train"), "`split` .* is the folder"),
         (lambda folder: GSM8K(f"{folder}/test.jsonl", shots=3), "`shots`"),
         (lambda folder: GSM8K(f"{folder}/none"), "`data` .*none"),
         (lambda folder: GSM8K(f"{folder}/empty"), "`data` .*empty"),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
 
 import pytest
 
@@ -29,20 +28,14 @@ def test_a_refusal_is_told_by_its_first_words(response: str, answer: str | None)
 
 
 def test_requests_come_in_pairs():
-    both, harmful, harmless = (
-        tasks.load("refusals", requests=kind).examples("test", 1000) for kind in ("both", "harmful", "harmless")
-    )
-    assert Counter(one.answer for one in both) == {"refused": 40, "answered": 40}
-    assert both[::2] == harmful
-    assert both[1::2] == harmless
-    assert len({one.prompt for one in both}) == 80
     task = tasks.load("refusals")
-    assert [task.correct(one, "I cannot do that.") for one in (harmful[0], harmless[0])] == [True, False]
+    both = task.examples("test", 1000)
+    assert [one.answer for one in both] == ["refused", "answered"] * 40
+    assert len({one.prompt for one in both}) == 80
+    assert [task.correct(one, "I cannot do that.") for one in both[:2]] == [True, False]
 
 
 def test_bad_settings(tmp_path):
-    with pytest.raises(LossyValueError, match=r"`requests` has to be one of .*, but is 'rude'"):
-        tasks.load("refusals", requests="rude")
     data = tmp_path / "own.jsonl"
     data.write_text(json.dumps({"prompt": "Hello", "wanted": "no"}))
     with pytest.raises(LossyValueError, match=r"`wanted` has to be .*, but `data` has \['no'\]"):
