@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from .errors import LossyError as LossyError
     from .errors import LossyUnsupportedError as LossyUnsupportedError
     from .errors import LossyValueError as LossyValueError
-    from .evaluation.advice.advising import advise as advise
-    from .evaluation.evaluate import evaluate as evaluate
+    from .evaluation.advising import advise as advise
+    from .evaluation.evaluation import evaluate as evaluate
     from .generation.config import LossyConfig as LossyConfig
     from .generation.drafters.dflash import DFlash as DFlash
     from .generation.drafters.eagle3 import Eagle3 as Eagle3
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from .models.cpu import prepare_for_cpu as prepare_for_cpu
     from .models.prepacked import prepack as prepack
     from .models.quantised import quantize_draft as quantize_draft
-    from .training.judge_training import train_judge as train_judge
+    from .training.head_training import train_judge as train_judge
     from .training.labelling import mine as mine
 
 
@@ -48,14 +48,14 @@ _NAMES = {
     "generation.drafters.eagle3": ("Eagle3",),
     "generation.enabling": ("collect", "disable", "enable", "enabled", "last_stats"),
     "errors": ("LossyError", "LossyUnsupportedError", "LossyValueError"),
-    "evaluation.advice.advising": ("advise",),
-    "evaluation.evaluate": ("evaluate",),
+    "evaluation.advising": ("advise",),
+    "evaluation.evaluation": ("evaluate",),
     "heads": ("JudgeHead", "VerifierHead"),
     "integrations.transformers_loop": ("LossyVerification",),
     "models.cpu": ("prepare_for_cpu",),
     "models.prepacked": ("prepack",),
     "models.quantised": ("quantize_draft",),
-    "training.judge_training": ("train_judge",),
+    "training.head_training": ("train_judge",),
     "training.labelling": ("mine",),
 }
 _PLACES = {name: place for place, names in _NAMES.items() for name in names}

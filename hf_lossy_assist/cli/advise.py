@@ -43,7 +43,7 @@ def advise(
     options.check_names(modes or "all")
     models.check({})
     task = prompts.of(models.pair)
-    from ..evaluation.advice.advising import advise as advice_on
+    from ..evaluation.advising import advise as advice_on
 
     pair, screen = models.load(), Console()
     advice = advice_on(

@@ -36,8 +36,8 @@ def calibrate(
     exit status is 1 if no setting is certified.
     """
     need("lab", "`lossy-assist calibrate`")
-    from ..evaluation.calibration.calibrating import calibrate as certify_fastest
-    from ..evaluation.calibration.calibrating import problems_needed
+    from ..evaluation.calibrating import calibrate as certify_fastest
+    from ..evaluation.calibrating import problems_needed
 
     screen, chosen = Console(), None if modes is None else [name.strip() for name in split(modes, ",")]
     there, needed = problems_needed(answers, max_loss, confidence, chosen)

@@ -40,7 +40,7 @@ def evaluate(
     lookup = decoding.prompt_lookup
     models.check({}, ("--assistant",), lookup)
     task = prompts.of(models.pair)
-    from ..evaluation.evaluate import evaluate as measured
+    from ..evaluation.evaluation import evaluate as measured
     from ..integrations.vllm.engines import vllm_engines, vllm_has
 
     with vllm_engines("vllm" in measuring.engine, measuring.vllm_python, models.threads) or nullcontext() as vllm:

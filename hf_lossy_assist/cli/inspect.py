@@ -49,7 +49,7 @@ def inspect(
         raise LossyValueError(
             f"`--out` has to be a new file, but {str(file)!r} is there; choose another, or add `--overwrite`"
         )
-    from ..core.token_records import TokenRecord
+    from ..core.statistics import TokenRecord
     from ..evaluation.requests import batches_of, run_request
     from ..inspection.page import InspectedText, InspectionPage
 

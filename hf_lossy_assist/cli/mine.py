@@ -19,8 +19,7 @@ from . import options
 from .console import Console, figures_table
 
 if TYPE_CHECKING:
-    from ..training.label_folder import PromptLabels
-    from ..training.labelling import Labels
+    from ..training.labelling import Labels, PromptLabels
 
 
 def mine(
@@ -60,9 +59,8 @@ def mine(
     task = prompts.of(models.pair, None)
     if prompts.task is None and not task.scored:
         raise LossyValueError(f"`--task` has to be given: the pair {models.pair!r} has none of its own")
-    from ..evaluation.meters import provenance
-    from ..training.label_folder import load_mined
-    from ..training.labelling import Labelling
+    from ..evaluation.answers import provenance
+    from ..training.labelling import Labelling, load_mined
     from ..training.labelling import mine as run
 
     process, screen, kind = this_process(), Console(), _read_labels(labels)

@@ -78,16 +78,16 @@ def judge(
     judged by a classifier that has not seen it.
     """
     need("lab", "`lossy-assist train judge`")
-    from ..training import judge_training
+    from ..training import head_training
     from ..training.examples import check, read_together
 
     training.start(out)
-    settings = judge_training.JudgeSettings(models, features, recall, seed=training.seed)
+    settings = head_training.JudgeSettings(models, features, recall, seed=training.seed)
     # A target behind an API has no weights here, so its configuration is enough.
     labelled = read_together(data, settings.columns, model and _identity_of(model))
     check(labelled.examples)
     origin = labelled.origin.with_card(training.license, training.pair)
-    trained = judge_training.train_judge(labelled.examples, origin, settings)
+    trained = head_training.train_judge(labelled.examples, origin, settings)
     trained.save(out)
     _describe(trained.head, out, labelled.origin.data["settings"])
     if (few := int(labelled.examples.labels.sum())) < _ENOUGH:
@@ -142,7 +142,7 @@ def verifier(
     """
     need("lab", "`lossy-assist train verifier`")
     from ..training.examples import read_ratios
-    from ..training.verifier_training import VerifierSettings, train_verifier
+    from ..training.head_training import VerifierSettings, train_verifier
 
     training.start(out)
     settings = VerifierSettings(ratio, position, threshold, recall, seed=training.seed)

@@ -34,8 +34,8 @@ from torch import Tensor
 
 from .distributions import Randomness, residual
 from .shapes import Chain, Shape
+from .statistics import TokenScores
 from .texts import RowShift
-from .token_records import TokenScores
 from .transfers import to_device
 from .trees import Tree, along_path
 

@@ -8,8 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from .messages import DraftCost, RowDecision
-from .statistics import WORK, LossyStats, joined
-from .token_records import TokenRecord, TokenScores
+from .statistics import WORK, LossyStats, TokenRecord, TokenScores, joined
 
 _STAGES = ("drafting", "verifying", "deciding")
 

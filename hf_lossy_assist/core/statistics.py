@@ -1,4 +1,4 @@
-"""Statistics of a run: tokens drafted, kept and corrected, and the time of its stages."""
+"""Statistics of a run: tokens drafted, kept and corrected, and the time of its stages; and records of every token."""
 
 from __future__ import annotations
 
@@ -10,10 +10,33 @@ from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
 from ..errors import LossyValueError
-from .token_records import TokenRecord
 
 if TYPE_CHECKING:
     from ..inspection.page import InspectionPage
+
+
+@dataclass(frozen=True)
+class TokenScores:
+    """The models' scores of one token, after the user's processors."""
+
+    p: float | None = None  # the token's probability by the target; None without such a distribution
+    q: float | None = None  # its probability by the draft, likewise
+    likeliest: tuple[tuple[int, float], ...] = ()  # the target's likeliest tokens at the position, with their p
+    # what the rule compared, by name; for a correction, what it compared about the replaced token
+    quantities: Mapping[str, float] = field(default_factory=dict)
+    # the replaced token with its p and q; None in trees, where it may be one of several
+    replaced: tuple[int, float, float | None] | None = None
+
+
+@dataclass(frozen=True)
+class TokenRecord:
+    """One token of an output."""
+
+    token: int  # its id
+    fate: str  # as in `LossyStats.trace`, or "unverified"
+    round: int = 0  # the round that produced it, from 0
+    rule: str | None = None  # the rule that a kept token is credited to
+    scores: TokenScores | None = None  # recorded under `lossy_config={"inspect": True}`
 
 
 @dataclass(frozen=True, repr=False)
@@ -58,7 +81,7 @@ class LossyStats:
     trace
         For every output token: ``"accepted"``, ``"accepted_lossy"``, ``"corrected"`` or ``"bonus"``; row after row.
     records
-        A :class:`~hf_lossy_assist.core.token_records.TokenRecord` for every output token; row after row.
+        A :class:`~hf_lossy_assist.core.statistics.TokenRecord` for every output token; row after row.
     rows
         The statistics of every row of the batch; their ``seconds`` end with the row.
     """

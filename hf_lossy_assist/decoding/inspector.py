@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ..acceptors import Acceptor
 from ..core.messages import Decision, RowDecision, Verification
-from ..core.token_records import TokenScores
+from ..core.statistics import TokenScores
 
 LIKELIEST = 5
 """How many of the target's likeliest tokens are recorded, after the user's processors."""

@@ -14,8 +14,7 @@ from ..core.limits import LosslessPositions
 from ..core.messages import Decision, Draft, TargetOutput, Verification
 from ..core.recorders import RowRecorder, histogram
 from ..core.shapes import Chain
-from ..core.statistics import LossyStats
-from ..core.token_records import TokenScores
+from ..core.statistics import LossyStats, TokenScores
 from ..core.transfers import Look, looks_late, to_device
 from ..drafting.run_ahead import RunAheadDrafter
 from .inspector import with_scores

@@ -1,15 +1,22 @@
-"""Scored answers of decoding modes, in memory and in a folder that an interrupted run goes on with."""
+"""Scored answers of decoding modes, in memory and in a folder that an interrupted run goes on with; and where they were
+made."""
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Iterable
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
 
-from ..store.folder import read_manifest
+import torch
+
+from ..compat.models import versions_of
+from ..store.folder import command_line, read_manifest, without_folders
 from ..store.records import Records
 from ..values import COUNT, PROBABILITY, Checked, Count, Flag, Rule, Text, is_number, or_none
+from ..version import __version__
 
 RESULTS = "results.jsonl"
 _KINDS = {"modes": dict, "problems": list}
@@ -73,3 +80,33 @@ def load_answers(folder: str | Path) -> tuple[dict[str, Any], list[Answer]]:
 def read_plan(folder: Path, argument: str = "folder") -> dict[str, Any]:
     """Return the manifest of a folder that an evaluation has written."""
     return read_manifest(folder, AnswerStore.command, _KINDS, argument)
+
+
+def _cpu_name() -> str:
+    info = Path("/proc/cpuinfo")
+    if info.exists():
+        lines = (line.partition(":") for line in info.read_text().splitlines())
+        if name := next((value.strip() for key, _, value in lines if key.strip() == "model name"), None):
+            return name
+    return platform.processor() or platform.machine()
+
+
+def provenance(device: torch.device | str, **settings: Any) -> dict[str, Any]:
+    """Return versions, command line, date and machine of this run, with ``settings`` of the measurement.
+
+    Paths to elsewhere are without their folders.
+    """
+    record = {
+        "hf_lossy_assist": __version__,
+        **versions_of("transformers"),
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "cpu": _cpu_name(),
+        "argv": command_line(),
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "threads": torch.get_num_threads(),
+        "device": str(device),
+        **settings,
+    }
+    return without_folders(record)

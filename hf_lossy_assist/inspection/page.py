@@ -1,4 +1,4 @@
-"""A page that shows texts with every token's fate, made from the records of ``core.token_records`` alone."""
+"""A page that shows texts with every token's fate, made from the records of ``core.statistics`` alone."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class InspectedText:
     """One text of a page: its title, its tokens, and labelled figures about the whole text."""
 
     title: str
-    records: Sequence[Any]  # a :class:`~hf_lossy_assist.core.token_records.TokenRecord` for every token
+    records: Sequence[Any]  # a :class:`~hf_lossy_assist.core.statistics.TokenRecord` for every token
     figures: Mapping[str, str] = field(default_factory=dict)
 
 

@@ -22,7 +22,7 @@ from ..heads import ModelIdentity, columns
 from ..heads.identity import differing_models
 from ..store.folder import command_line, without_folder, without_folders
 from ..version import __version__
-from .label_folder import Mined, load_mined
+from .labelling import Mined, load_mined
 
 
 @dataclass(frozen=True, eq=False)

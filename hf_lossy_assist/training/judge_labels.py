@@ -16,8 +16,7 @@ from ..errors import LossyValueError
 from ..models.quantised import quantize_draft
 from ..models.reading import CachedText, read_text, remembered, variant_states
 from ..values import ONE_OR_MORE, POSITIVE, Rule, or_none
-from .label_folder import FAILED, MINED, SKIPPED, Labelled, PromptLabels
-from .labelling import Labelling, Labels
+from .labelling import FAILED, MINED, SKIPPED, Labelled, Labelling, Labels, PromptLabels
 from .search import Chosen, Mismatch, Searched, Searches
 from .writing import ApiWriter, LocalWriter, Prompt, Writer
 

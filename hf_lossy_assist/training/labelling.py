@@ -1,4 +1,4 @@
-"""Labelling: which prompts get labels, by which models; what a kind of labels is; and the run that stores them."""
+"""Labelling: which prompts get labels, by which models; kinds of labels; and the run that stores them in a folder."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
-from typing import Any, ClassVar
+from types import NoneType
+from typing import Any, ClassVar, Self
 
+import numpy as np
 from transformers import PreTrainedModel
 
 from ..compat.inputs import ending_tokens
@@ -20,12 +22,80 @@ from ..models.reading import check_readable
 from ..pairs import ROLES, Pair
 from ..progress import track
 from ..store.folder import Process, claimed
+from ..store.records import Records
 from ..tasks import Example
 from ..tasks.api_model import ApiModel
-from ..values import Checked
+from ..values import Checked, Count, Text
 from .choice import Choice, DraftArgmax, Greedy, GumbelMax
-from .label_folder import FAILED, SKIPPED, LabelFolder, PromptLabels
 from .writing import Prompt, ResponseLimits
+
+MINED, SKIPPED, FAILED = "mined", "skipped", "failed"
+
+
+@dataclass(frozen=True)
+class PromptLabels(Checked):
+    """A finished prompt.
+
+    A ``"skipped"`` prompt can't give labels; at a ``"failed"`` one the task raised an error, and it may be tried again.
+    ``error`` says more. ``columns`` are entries that only these labels have.
+    """
+
+    id: Count
+    status: Text
+    error: str | None = None
+    prompt: Text = ""
+    prompt_tokens: tuple[int, ...] = ()
+    columns: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of(
+        cls, prompt: Prompt, status: str, columns: Mapping[str, Any] | None = None, error: str | None = None
+    ) -> Self:
+        return cls(prompt.id, status, error, prompt.example.prompt, prompt.tokens, columns or {})
+
+
+Labelled = tuple[PromptLabels, Mapping[str, np.ndarray]]
+"""A finished prompt, with the columns ``(n, …)`` of its tokens."""
+
+
+class LabelFolder(Records[PromptLabels]):
+    """Finished prompts; the arrays of each are the columns of its labelled tokens."""
+
+    row_type, command, file = PromptLabels, "mine", "prompts.jsonl"
+    kinds = {"kind": str, "task": str, "target": (dict, NoneType), "draft": dict, "settings": dict}  # noqa: RUF012
+
+
+@dataclass(frozen=True, eq=False)
+class Mined:
+    """The manifest, the prompts and the labelled tokens ``(N, …)`` of a folder, by column; one is ``"prompt_id"``."""
+
+    manifest: Mapping[str, Any]
+    tokens: Mapping[str, np.ndarray]
+    prompts: list[PromptLabels]
+
+    def __len__(self) -> int:
+        return len(self.tokens["prompt_id"])
+
+
+def load_mined(folder: str | Path) -> Mined:
+    """Read what ``lossy-assist mine`` has written so far."""
+    found = LabelFolder(Path(folder))
+    if not len(found):
+        raise LossyValueError(
+            f"`folder` has to hold mined prompts, but {str(folder)!r} has none yet; repeat the `mine` command"
+        )
+    parts = [(row.id, arrays) for row in found if (arrays := found.arrays(row.id))]
+    names = [name for name in parts[0][1] if all(name in arrays for _, arrays in parts)] if parts else []
+    tokens = {"prompt_id": np.array([id for id, arrays in parts for _ in arrays[names[0]]], dtype=np.int64)}
+    for name in names:
+        try:
+            tokens[name] = np.concatenate([arrays[name] for _, arrays in parts])
+        except ValueError as error:
+            raise LossyValueError(
+                f"`data` has to have as many values in every row, but {name!r} has not; mine again"
+            ) from error
+    return Mined(found.plan, tokens, [*found])
+
 
 MOST_FAILURES = 10
 """So many prompts may fail before any succeeds; then the task is at fault."""
@@ -54,7 +124,7 @@ class Labels(Checked, ABC):
 
     @abstractmethod
     def miner(self, labelling: Labelling) -> Any:
-        """Return what labels prompts: its ``outcomes(prompts)`` are :data:`.label_folder.Labelled`, in any order."""
+        """Return what labels prompts: its ``outcomes(prompts)`` are :data:`.labelling.Labelled`, in any order."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -193,7 +263,7 @@ def mine(
 ) -> list[PromptLabels]:
     """Label this process's prompts, store each in the folder ``out`` before the next one, and return their rows.
 
-    A repeated run labels what is missing. Read the folder by :func:`.label_folder.load_mined`.
+    A repeated run labels what is missing. Read the folder by :func:`.labelling.load_mined`.
 
     Parameters
     ----------

@@ -19,10 +19,8 @@ from transformers import PreTrainedModel
 from ..models.reading import CachedText, read_text, remembered, variant_states
 from ..values import ONE_OR_MORE, POSITIVE
 from .choice import Choice, GumbelMax, Ids
-from .label_folder import MINED, SKIPPED, Labelled, PromptLabels
-from .labelling import Labelling, Labels
-from .row_batch import RowBatch
-from .writing import Prompt, ResponseLimits
+from .labelling import MINED, SKIPPED, Labelled, Labelling, Labels, PromptLabels
+from .writing import Prompt, ResponseLimits, RowBatch
 
 # The probability that the other model takes over after a token, so each writes about four tokens in a row.
 _TURN = 0.25

@@ -12,7 +12,7 @@ from hf_lossy_assist import enabled, theory
 from hf_lossy_assist.acceptors import decide
 from hf_lossy_assist.core.distributions import Randomness
 from hf_lossy_assist.core.messages import Verification
-from hf_lossy_assist.evaluation.advice.replay import reduced
+from hf_lossy_assist.evaluation.replay import reduced
 from tests.acceptors.fixtures import HEADS, P, answers
 from tests.acceptors.table import PUBLISHED, ROWS, Row
 from tests.nightly import spread

@@ -9,9 +9,9 @@ import pytest
 from rich.cells import cell_len
 
 from hf_lossy_assist import LossyValueError
-from hf_lossy_assist.evaluation.advice.advising import Advising
-from hf_lossy_assist.evaluation.advice.speeds import Costs
+from hf_lossy_assist.evaluation.advising import Advising
 from hf_lossy_assist.evaluation.modes import DecodingMode
+from hf_lossy_assist.evaluation.speeds import Costs
 from tests.cli.running import said
 
 GIVEN = ("advise", "--pair", "arithmetic", "--limit", "2", "--max-new-tokens", "20")

@@ -14,7 +14,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from hf_lossy_assist import pairs, prepack
-from hf_lossy_assist.training.label_folder import LabelFolder, load_mined
+from hf_lossy_assist.training.labelling import LabelFolder, load_mined
 from tests.cli.running import said
 from tests.forking import ended, fork
 from tests.openai_server import completes, openai_server

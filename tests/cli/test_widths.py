@@ -20,7 +20,7 @@ from hf_lossy_assist.evaluation.quality import Interval
 from hf_lossy_assist.evaluation.result import EvaluationResult
 from hf_lossy_assist.evaluation.scores import ModeScore, Speed
 from hf_lossy_assist.evaluation.tables import as_text
-from hf_lossy_assist.training.label_folder import PromptLabels
+from hf_lossy_assist.training.labelling import PromptLabels
 
 LABEL = "topk@24:k=5:tolerance=1.0+dropmatch:criterion=naive"
 RATIO = Interval(12.34, 11.23, 13.45)

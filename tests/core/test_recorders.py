@@ -11,8 +11,7 @@ import pytest
 
 from hf_lossy_assist.core.messages import DraftCost, RowDecision
 from hf_lossy_assist.core.recorders import RowRecorder, StatsRecorder
-from hf_lossy_assist.core.statistics import LossyStats, joined
-from hf_lossy_assist.core.token_records import TokenRecord, TokenScores
+from hf_lossy_assist.core.statistics import LossyStats, TokenRecord, TokenScores, joined
 from hf_lossy_assist.decoding.unverified import RunRecorder
 
 RULES = ("a", "b")

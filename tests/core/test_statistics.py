@@ -11,8 +11,7 @@ import pytest
 import torch
 
 import hf_lossy_assist
-from hf_lossy_assist.core.statistics import LossyStats
-from hf_lossy_assist.core.token_records import TokenRecord
+from hf_lossy_assist.core.statistics import LossyStats, TokenRecord
 from tests.acceptors.fixtures import HEADS
 from tests.tiny_models import noisy_copy, prompt, tiny
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from hf_lossy_assist import LossyStats, LossyVerification
 from hf_lossy_assist.acceptors import REGISTRY, GreedyRule
-from hf_lossy_assist.core.token_records import TokenRecord
+from hf_lossy_assist.core.statistics import TokenRecord
 from tests.acceptors.fixtures import verifier_head
 from tests.acceptors.table import ROWS, Row, row_id
 from tests.nightly import spread

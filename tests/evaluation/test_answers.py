@@ -9,7 +9,7 @@ from dataclasses import asdict
 import pytest
 
 from hf_lossy_assist import LossyValueError
-from hf_lossy_assist.evaluation import meters
+from hf_lossy_assist.evaluation import answers as meters
 from hf_lossy_assist.evaluation.answers import RESULTS, Answer, AnswerStore, load_answers
 from hf_lossy_assist.store import folder
 

@@ -14,8 +14,7 @@ import hf_lossy_assist
 from hf_lossy_assist import LossyValueError, enabled
 from hf_lossy_assist.evaluation import evaluation as module
 from hf_lossy_assist.evaluation.answers import RESULTS, AnswerStore, load_answers
-from hf_lossy_assist.evaluation.evaluate import reference_of
-from hf_lossy_assist.evaluation.evaluation import Evaluation
+from hf_lossy_assist.evaluation.evaluation import Evaluation, reference_of
 from hf_lossy_assist.evaluation.modes import DecodingMode, parse_modes
 from hf_lossy_assist.evaluation.scores import mode_scores
 from hf_lossy_assist.pairs import Pair

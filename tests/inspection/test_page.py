@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from hf_lossy_assist import LossyStats, LossyValueError
-from hf_lossy_assist.core.token_records import TokenRecord, TokenScores
+from hf_lossy_assist.core.statistics import TokenRecord, TokenScores
 from hf_lossy_assist.inspection.page import FATES, InspectedText, InspectionPage
 from tests.inspection.texts import HOSTILE, WORDS, Words
 

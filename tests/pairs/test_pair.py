@@ -13,7 +13,7 @@ import torch
 from benchmarks.bundled_pair import cards
 from benchmarks.bundled_pair.recipe import RECIPES
 from hf_lossy_assist import LossyValueError, pairs
-from hf_lossy_assist.evaluation.evaluate import evaluate
+from hf_lossy_assist.evaluation.evaluation import evaluate
 from hf_lossy_assist.heads import ModelIdentity
 from hf_lossy_assist.pairs.pair import BUNDLED
 from hf_lossy_assist.tasks import Example

@@ -11,7 +11,7 @@ from sklearn.linear_model import LogisticRegression
 
 from hf_lossy_assist.heads import ModelIdentity
 from hf_lossy_assist.training.examples import Examples, Origin, Ratios
-from hf_lossy_assist.training.label_folder import LabelFolder, PromptLabels
+from hf_lossy_assist.training.labelling import LabelFolder, PromptLabels
 
 TARGET_SIZE, DRAFT_SIZE = 6, 4
 TARGET = ModelIdentity("org/large", "abc", "LlamaForCausalLM", TARGET_SIZE, 100, (1.0, 2.0))

@@ -11,7 +11,7 @@ import pytest
 
 from hf_lossy_assist import LossyValueError
 from hf_lossy_assist.training.examples import check, read_judged, read_ratios, read_together
-from hf_lossy_assist.training.label_folder import LabelFolder
+from hf_lossy_assist.training.labelling import LabelFolder
 from tests.training.synthetic import DRAFT, TARGET, judged, ratios, write_judged, write_ratios
 
 

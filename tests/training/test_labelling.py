@@ -12,7 +12,7 @@ from hf_lossy_assist import LossyValueError
 from hf_lossy_assist.models.reading import CachedText
 from hf_lossy_assist.store.folder import Process, claimed
 from hf_lossy_assist.training.judge_labels import mismatch_states
-from hf_lossy_assist.training.label_folder import load_mined
+from hf_lossy_assist.training.labelling import load_mined
 from tests.forking import elsewhere
 from tests.tiny_models import tiny
 from tests.training.parts import Checksum, labelling, run, tiny_parts

@@ -11,8 +11,7 @@ import pytest
 from hf_lossy_assist import LossyValueError
 from hf_lossy_assist.tasks.api_model import ApiModel
 from hf_lossy_assist.training.judge_labels import JudgeLabels
-from hf_lossy_assist.training.label_folder import LabelFolder, load_mined
-from hf_lossy_assist.training.labelling import Labelling
+from hf_lossy_assist.training.labelling import LabelFolder, Labelling, load_mined
 from hf_lossy_assist.training.ratio_labels import RatioLabels
 from tests.small_pair import changed
 from tests.tiny_models import noisy_copy, tiny

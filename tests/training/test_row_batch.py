@@ -7,7 +7,7 @@ import random
 import pytest
 
 from hf_lossy_assist.models.reading import CachedText, remembered
-from hf_lossy_assist.training.row_batch import RowBatch
+from hf_lossy_assist.training.writing import RowBatch
 from tests.models.references import close, logits_of, texts
 from tests.tiny_models import SOME_ARCHITECTURES, VOCAB, tiny
 

@@ -18,7 +18,7 @@ import torch
 
 from hf_lossy_assist import LossyError, LossyValueError
 from hf_lossy_assist.tasks.sandbox import Sandbox, isolation
-from hf_lossy_assist.training.label_folder import load_mined
+from hf_lossy_assist.training.labelling import load_mined
 from tests.tasks.sandbox.programs import CHEATS, ENDLESS, assert_no_cheat
 from tests.training.parts import labelling, run, tiny_parts
 

@@ -14,13 +14,13 @@ import numpy as np
 from torch import Tensor
 from transformers import StoppingCriteriaList
 
-from ...compat.models import device_of
-from ...pairs import Pair
-from ...progress import track
-from ..modes import DecodingMode
-from ..quality import Interval, jackknife, t_quantile
-from ..requests import batches_of, run_request
+from ..compat.models import device_of
+from ..pairs import Pair
+from ..progress import track
+from .modes import DecodingMode
+from .quality import Interval, jackknife, t_quantile
 from .replay import Walk
+from .requests import batches_of, run_request
 
 STEADY = 1.25
 """How many times as long as in another repeat a step may take on a machine that is steady."""

@@ -31,7 +31,7 @@ from hf_lossy_assist.generation.config import LossyConfig
 from hf_lossy_assist.heads import JudgeHead, ModelIdentity
 from hf_lossy_assist.pairs import Pair
 from tests.acceptors.table import judge_head
-from tests.evaluation.calibration.parts import DRAFT, TARGET, Numbers, Words, evaluation, folder_of
+from tests.evaluation.parts import DRAFT, TARGET, Numbers, Words, evaluation, folder_of
 from tests.hub.fixtures import loopback_hub, signed_in  # noqa: F401
 from tests.hub.server import LoopbackHub
 from tests.tiny_models import prompt, tiny

@@ -11,24 +11,24 @@ from typing import Any
 import numpy as np
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from ...acceptors import Acceptor
-from ...acceptors.base import AUTO
-from ...drafting.draft_ends import DEFAULT_NUM_TOKENS, LONGEST
-from ...errors import LossyError, LossyUnsupportedError, LossyValueError, need
-from ...generation.config import LossyConfig
-from ...generation.lossy_call import LossyCall
-from ...generation.spelling import Spelling, split
-from ...pairs import Pair
-from ...progress import track
-from ...store.folder import MANIFEST, write_json
-from ...tasks import Task
-from ...tasks.prompts import PromptList
-from ..answers import AnswerStore, read_plan
-from ..evaluation import Evaluation
-from ..modes import EVERYTHING, DecodingMode, by_name, parse_modes
-from ..requests import PromptBatch
+from ..acceptors import Acceptor
+from ..acceptors.base import AUTO
+from ..drafting.draft_ends import DEFAULT_NUM_TOKENS, LONGEST
+from ..errors import LossyError, LossyUnsupportedError, LossyValueError, need
+from ..generation.config import LossyConfig
+from ..generation.lossy_call import LossyCall
+from ..generation.spelling import Spelling, split
+from ..pairs import Pair
+from ..progress import track
+from ..store.folder import MANIFEST, write_json
+from ..tasks import Task
+from ..tasks.prompts import PromptList
 from .advice import Advice, Replayed
+from .answers import AnswerStore, read_plan
+from .evaluation import Evaluation
+from .modes import EVERYTHING, DecodingMode, by_name, parse_modes
 from .replay import TextLogits, greedy, processors_of, read_laws
+from .requests import PromptBatch
 from .speeds import Costs, Speeds, measure_costs, merged
 
 GAMMAS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32)

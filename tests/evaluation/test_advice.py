@@ -11,13 +11,13 @@ import hf_lossy_assist
 from hf_lossy_assist.drafting.draft_ends import LONGEST
 from hf_lossy_assist.errors import LossyError, LossyUnsupportedError, LossyValueError
 from hf_lossy_assist.evaluation import evaluation
-from hf_lossy_assist.evaluation.advice.advice import Advice, Replayed
-from hf_lossy_assist.evaluation.advice.advising import Advising, target_alone
-from hf_lossy_assist.evaluation.advice.replay import Walk
-from hf_lossy_assist.evaluation.advice.speeds import Costs, Speeds
+from hf_lossy_assist.evaluation.advice import Advice, Replayed
+from hf_lossy_assist.evaluation.advising import Advising, target_alone
 from hf_lossy_assist.evaluation.answers import AnswerStore, load_answers
 from hf_lossy_assist.evaluation.modes import EVERYTHING, DecodingMode
+from hf_lossy_assist.evaluation.replay import Walk
 from hf_lossy_assist.evaluation.requests import batches_of, run_request
+from hf_lossy_assist.evaluation.speeds import Costs, Speeds
 from hf_lossy_assist.pairs import Pair
 from tests import dflash_heads
 from tests.nightly import nightly

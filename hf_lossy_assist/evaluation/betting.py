@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from ...errors import LossyValueError
+from ..errors import LossyValueError
 
 # The share of its wealth that each bettor risks on a problem.
 SHARES = np.geomspace(0.001, 1.0, 16)

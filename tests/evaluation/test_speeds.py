@@ -8,10 +8,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from hf_lossy_assist.evaluation.advice import speeds as room
-from hf_lossy_assist.evaluation.advice.replay import Walk
-from hf_lossy_assist.evaluation.advice.speeds import Costs, Speeds, measure_costs, merged
+from hf_lossy_assist.evaluation import speeds as room
+from hf_lossy_assist.evaluation.replay import Walk
 from hf_lossy_assist.evaluation.requests import run_request
+from hf_lossy_assist.evaluation.speeds import Costs, Speeds, measure_costs, merged
 
 
 def costs(token: float = 0.1, **read: float) -> Costs:

@@ -14,14 +14,14 @@ import torch
 from torch import Tensor
 from transformers import LogitsProcessorList, PreTrainedModel
 
-from ...acceptors import Acceptor, decide
-from ...compat.models import device_of
-from ...compat.processors import without_observers
-from ...core.messages import Verification
-from ...core.shapes import Chain
-from ...drafting.vocabulary import vocabulary_of
-from ...models.processing import process
-from ...models.reading import logits_along
+from ..acceptors import Acceptor, decide
+from ..compat.models import device_of
+from ..compat.processors import without_observers
+from ..core.messages import Verification
+from ..core.shapes import Chain
+from ..drafting.vocabulary import vocabulary_of
+from ..models.processing import process
+from ..models.reading import logits_along
 
 LIKELIEST, OUTSIDE = 48, 16
 """How many tokens of each model a position keeps; all others are as many equal tokens, so that none seems likely."""

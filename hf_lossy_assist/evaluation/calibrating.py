@@ -9,11 +9,11 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from ...errors import LossyValueError
-from ...generation.certificate import Certificate, TestedSetting, head_sums
-from ...generation.config import LossyConfig
-from ...values import Rule, is_number
-from ..answers import Answer, by_mode, load_answers, read_plan
+from ..errors import LossyValueError
+from ..generation.certificate import Certificate, TestedSetting, head_sums
+from ..generation.config import LossyConfig
+from ..values import Rule, is_number
+from .answers import Answer, by_mode, load_answers, read_plan
 from .betting import bound, certify, fewest
 
 _PER_CENT = Rule("a number > 0 and < 100", lambda x: is_number(x) and 0 < x < 100)

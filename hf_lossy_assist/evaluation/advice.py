@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from ...acceptors.base import AUTO
-from ...errors import LossyValueError, nearest
-from ...generation.spelling import Spelling
-from ..modes import EVERYTHING, DecodingMode
-from ..tables import NumberTable, as_text, milliseconds, number, percent, table
+from ..acceptors.base import AUTO
+from ..errors import LossyValueError, nearest
+from ..generation.spelling import Spelling
+from .modes import EVERYTHING, DecodingMode
 from .replay import Walk
 from .speeds import Speeds
+from .tables import NumberTable, as_text, milliseconds, number, percent, table
 
 MAX_NATS = 0.025
 """The largest loss of a recommended rule, in nats a token."""

@@ -1,1 +1,0 @@
-"""Advice: what each rule would bring on given models, texts and costs."""

@@ -1,1 +1,0 @@
-"""Calibration: settings with a bounded loss."""
