@@ -14,11 +14,16 @@ from .models import FULL
 _EMBEDDINGS = "embed_tokens.weight"
 
 
+def mtp_layers(model: PreTrainedModel) -> int:
+    """Return how many MTP layers a model has for transformers' own MTP; the others' are in their checkpoints only."""
+    return getattr(model.config.get_text_config(decoder=True), "num_mtp_layers", None) or 0
+
+
 def several_or_sliding_mtp(model: PreTrainedModel) -> bool:
     """Tell whether a model has several MTP layers, or one with a window, which are left to transformers' own MTP."""
     config = model.config.get_text_config(decoder=True)
     kinds = set(getattr(config, "mtp_layer_types", None) or ())
-    return (getattr(config, "num_mtp_layers", None) or 0) > 1 or bool(kinds - {FULL})
+    return mtp_layers(model) > 1 or bool(kinds - {FULL})
 
 
 def one_layer_decoder(model: PreTrainedModel, weights: Mapping[str, Tensor]) -> tuple[PreTrainedModel, list[str]]:

@@ -61,4 +61,5 @@ class GivenFields:
             "the model's `generation_config`": self._own,
             "the assistant's `generation_config`": assistant,
         }
-        return next((place for place, config in places.items() if getattr(config, name, None) is not None), "")
+        fields = ((place, getattr(config, "__dict__", {})) for place, config in places.items())  # no methods
+        return next((place for place, given in fields if given.get(name) is not None), "")

@@ -14,7 +14,7 @@ from transformers.generation.candidate_generator import CandidateGenerator
 from ...acceptors import Acceptor
 from ...compat.drafters import DRAFTERS_WITHOUT_LOGITS, transformers_drafter
 from ...compat.models import has_recurrent_state
-from ...compat.mtp import several_or_sliding_mtp
+from ...compat.mtp import mtp_layers, several_or_sliding_mtp
 from ...core.messages import Commit, Draft
 from ...core.texts import Texts
 from ...drafting import Drafter
@@ -188,6 +188,11 @@ class TransformersOwn(BuiltKind):
         if options.get("speculation_type") and self.asked.assistant is None:
             raise LossyValueError(
                 f"`speculation_type` {options['speculation_type']!r} needs its draft model as `assistant_model`"
+            )
+        if options.get("use_mtp") and not mtp_layers(target):
+            raise LossyValueError(
+                "`use_mtp` asks for the target's own MTP layers, but the configuration of this "
+                f"{type(target).__name__} has none; pass `use_mtp=False`, so that `assistant_model` drafts"
             )
         if has_recurrent_state(target):
             raise LossyUnsupportedError(
