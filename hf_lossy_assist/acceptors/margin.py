@@ -19,6 +19,8 @@ _THETA = 0.9
 class Margin(Acceptor):
     """Keep x iff the lossless rule keeps it, or x is second and ``z_2 / z_1 > θ``. Correction: lossless.
 
+    When sampling, it also keeps the best token where the runner-up is that close, which the lossless rule may reject.
+
     Song et al. 2026, "MARS: Margin-Aware Verification"; z are the target's processed logits, and ``z_1`` has to be
     positive. The ratio changes when a constant is added to all logits, although p does not, so it says little about a
     model with large or negative logits. ``gap`` has no such flaw: ``log p_1 - log p_2 < gap``.
@@ -37,7 +39,8 @@ class Margin(Acceptor):
     name = "margin"
     paper = "Song et al. 2026 (MARS, arXiv:2601.15498)"
     formula = Formula(
-        "Keep the target's second choice if its logit is near that of the first.",
+        "Keep the target's second choice if its logit is near that of the first. When sampling, the first choice then "
+        "stays, too; all else is left to `lossless`.",
         r"x = \mathrm{argmax}\, p, \text{ or } x \text{ is second and } \frac{z_{(2)}}{z_{(1)}} > \theta;"
         r"\qquad \text{gap: } \log p_{(1)} - \log p_{(2)} < \text{gap}",
         drawn=({"gap": 0.5}, {"gap": 2.0}),

@@ -219,8 +219,8 @@ def cactus_correction(delta: float) -> Callable[[Law], Array]:
 
 def margin_gap(law: Law, config: dict[str, Any]) -> Array:
     first, second = np.sort(law.p)[:-3:-1]
-    runner_up = (law.p == second) & (np.log(first) - np.log(second) < config["gap"])
-    return np.maximum(runner_up, lossless(law, config))
+    of_two = (law.p >= second) & (np.log(first) - np.log(second) < config["gap"])
+    return np.maximum(of_two, lossless(law, config))
 
 
 def regret_of_one_position(law: Law, config: dict[str, Any]) -> Array:

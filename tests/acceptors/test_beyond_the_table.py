@@ -144,6 +144,19 @@ def test_a_gap_is_one_of_probabilities(shift: float):
     assert kept_by(Margin(theta=0.9), logits) == [True, shift > 0, False]
 
 
+def test_a_drawn_best_token_stays_where_the_runner_up_is_close():
+    """Also where the lossless rule rejects it; where the runner-up is not close, that rule decides."""
+    close, far = torch.tensor([2.0, 1.9, 0.0]), torch.tensor([2.0, 0.5, 0.0])
+    draft = torch.tensor([0.98, 0.01, 0.01]).log().expand(400, 2, 3)
+    logits = torch.stack([close, far, far]).expand(400, 3, 3)
+    v = Verification(torch.zeros(400, 2, dtype=torch.long), logits, draft, True, Randomness(0))
+    for rule in (Margin(gap=0.3), Margin(theta=0.9)):
+        kept = rule.keep(v)
+        assert kept[:, 0].all()
+        assert torch.equal(kept[:, 1], v.lossless[:, 1])
+    assert not v.lossless.all(0).any()
+
+
 def test_of_tied_tokens_the_whole_share_keeps_the_argmax_alone():
     v = Verification(torch.tensor([[0], [1], [2]]), torch.tensor([2.0, 2.0, 1.0]).expand(3, 2, -1))
     strict, loose = MinP(tau=1.0), MinP(tau=0.9)
