@@ -6,7 +6,7 @@ import torch
 
 import hf_lossy_assist
 from hf_lossy_assist import pairs
-from hf_lossy_assist.acceptors import Acceptor, describe, register, setting
+from hf_lossy_assist.acceptors import Acceptor, register, setting
 
 
 @register
@@ -33,7 +33,6 @@ class Words(Acceptor):
         return v.lossless | ((v.p_x >= self.share) & ~strict & v.allowed)
 
 
-print(describe(Words))
 pair = pairs.load("arithmetic")
 numbers = [i for token, i in pair.tokenizer.get_vocab().items() if any(c.isdigit() for c in token)]
 problem = pair.task.examples("test", 2)[1]

@@ -11,7 +11,6 @@ from .composed import AllOf as AllOf
 from .composed import AnyOf as AnyOf
 from .registry import REGISTRY as REGISTRY
 from .registry import Setting as Setting
-from .registry import describe as describe
 from .registry import head_type as head_type
 from .registry import place_rule_head as place_rule_head
 from .registry import register as register

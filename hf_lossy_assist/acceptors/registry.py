@@ -21,9 +21,6 @@ Rule = type[Any]
 REGISTRY: dict[str, Rule] = {}
 """All rules by name."""
 
-# The bound of settings above 0: float32's resolution at 1.
-_LEAST_ABOVE_0 = 2**-23
-
 RESIDUAL = r"\mathrm{norm}\left([p - q]_+\right)"
 BEST = r"\mathrm{argmax}\, p"
 TARGET = r"p; \qquad \text{greedy: } " + BEST
@@ -108,13 +105,6 @@ class Setting:
             return values.BOOL
         return None if self.low is None else values.bounded(self.low, self.high, integer=self.integer, word=self.word)
 
-    def __str__(self) -> str:
-        wanted = "" if self.bound is None else f", {self.bound.expected}"
-        if self.low == _LEAST_ABOVE_0:
-            wanted = wanted.replace(f">= {self.low:g}", "> 0")
-        default = self.none_in_words if self.default is None else self.default
-        return f"{self.name}{wanted} (default: {default}). {self.help}".rstrip()
-
 
 def setting(default: Any, low: float | None = None, high: float = float("inf"), **more: Any) -> Any:
     """Declare a rule's setting: a dataclass field with bounds, which are checked whenever a rule is made.
@@ -169,11 +159,6 @@ def settings_of(rule: Rule) -> tuple[Setting, ...]:
         for x in sorted(fields(rule), key=lambda x: x.kw_only)
         if not x.metadata.keys() & {"head", "internal"}
     )
-
-
-def describe(rule: Rule) -> str:
-    """Return a rule's name, source, summary and settings as lines of text, for ``--help``."""
-    return "\n  ".join([f"{rule.name} ({rule.paper}): {summary_of(rule)}", *map(str, settings_of(rule))])
 
 
 def summary_of(rule: Rule) -> str:

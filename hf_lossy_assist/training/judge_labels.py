@@ -25,9 +25,8 @@ _COUNT_OR_ALL = or_none(ONE_OR_MORE, "None for all")
 _ROUNDED = Rule("int8, int4 or None", ("int8", "int4", None).__contains__)
 _COLUMNS = {
     "index": np.int32, "target_token": np.int32, "draft_token": np.int32, "important": np.bool_, "weight": np.float32,
-    "right": np.int8,
 }  # fmt: skip
-"""The columns of a mismatch; ``right`` is -1 where it is not known."""
+"""The columns of a mismatch."""
 
 
 @dataclass(frozen=True)
@@ -111,8 +110,7 @@ class JudgeMiner:
     def _tokens(self, prompt: Prompt, response: Sequence[int], mismatches: Sequence[Mismatch]) -> dict[str, np.ndarray]:
         columns = {}
         for name, kind in _COLUMNS.items():
-            values = [getattr(one, name) for one in mismatches]
-            columns[name] = np.array([-1 if value is None else value for value in values], dtype=kind)
+            columns[name] = np.array([getattr(one, name) for one in mismatches], dtype=kind)
         for role, model in self.models.items():
             if role not in self._read:
                 (self._read[role],) = remembered(model, [prompt.tokens[:-1]])

@@ -40,8 +40,8 @@ Request = Continue | Guess
 class Mismatch:
     """A mismatch: the tokens of target and draft at position ``index`` of the response.
 
-    It is important if the draft's token changes the answer, and ``right`` tells whether the answer is right then; None
-    where that is not known. It stands for ``weight`` mismatches of its prompt: for itself alone if all were labelled.
+    It is important if the draft's token changes the answer. It stands for ``weight`` mismatches of its prompt: for
+    itself alone if all were labelled.
     """
 
     index: int
@@ -49,7 +49,6 @@ class Mismatch:
     draft_token: int
     important: bool
     weight: float = 1.0
-    right: bool | None = None
 
 
 @dataclass(frozen=True)
@@ -131,10 +130,7 @@ def search(
         new = yield Continue((*last[:t], guesses[t]))
         new_text = decode(new)
         kept = task.keeps_answer(example, text, new_text)
-        right = found.solved
-        if not kept and example.answer:
-            right = bool(task.correct(example, new_text))
-        mismatches.append(Mismatch(t, last[t], guesses[t], not kept, weight, right))
+        mismatches.append(Mismatch(t, last[t], guesses[t], not kept, weight))
         if kept:
             last, text, guesses = new, new_text, guesses[: t + 1]
     return replace(found, last=last, mismatches=tuple(mismatches))

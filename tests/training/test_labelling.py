@@ -17,7 +17,7 @@ from tests.forking import elsewhere
 from tests.tiny_models import tiny
 from tests.training.parts import Checksum, labelling, run, tiny_parts
 
-LABELS = ("index", "target_token", "draft_token", "important", "weight", "right")
+LABELS = ("index", "target_token", "draft_token", "important", "weight")
 
 
 def test_everything_is_stored(tmp_path):
