@@ -21,9 +21,9 @@ _LABEL = 14  # the least width of labels, where they are longer
 
 @dataclass(frozen=True)
 class NumberTable:
-    """Labelled rows of numbers, as wide as the screen, with every number whole.
+    """Labelled rows of numbers, with every number whole.
 
-    Where the screen is too narrow, intervals go below their numbers; where it still is, columns go into a second table.
+    Where the screen is too narrow, labels break between their parts, and intervals go below their numbers.
     """
 
     title: str | None
@@ -34,8 +34,9 @@ class NumberTable:
         if self.room(screen, options) >= max((len(row[0]) for row in self.cells), default=0):
             yield self._laid_out()
             return
-        cells = tuple((label, *(number.replace(" (", "\n(") for number in numbers)) for label, *numbers in self.cells)
-        yield from replace(self, cells=cells)._parts(screen, options)
+        names, *cells = ((x, *(text.replace(" (", "\n(") for text in row)) for x, *row in (self.names, *self.cells))
+        broken = replace(self, names=names, cells=tuple(cells))
+        yield broken._laid_out(max(_LABEL, broken.room(screen, options)))
 
     def html(self) -> str:
         """Return the table for a page."""
@@ -45,21 +46,6 @@ class NumberTable:
 
         lines = [row("th", self.names), *(row("td", cells) for cells in self.cells)]
         return f"<table><caption>{escape(self.title or '')}</caption>{''.join(lines)}</table>"
-
-    def _parts(self, screen: Console, options: ConsoleOptions) -> RenderResult:
-        """Lay out as many columns as fit, then the others."""
-        size, least = len(self.names), max((len(part) for row in self.cells for part in _parts(row[0])), default=0)
-        while size > 2 and self._part(0, size).room(screen, options) < max(_LABEL, least):
-            size -= 1
-        first = self._part(0, size)
-        yield first._laid_out(max(least, first.room(screen, options)))
-        if size < len(self.names):
-            yield from replace(self._part(size, None), title=None)._parts(screen, options)
-
-    def _part(self, start: int, stop: int | None) -> NumberTable:
-        """Return the labels with some of the columns."""
-        first, *others = ((row[0], *row[max(1, start) : stop]) for row in (self.names, *self.cells))
-        return replace(self, names=first, cells=tuple(others))
 
     def room(self, screen: Console, options: ConsoleOptions) -> int:
         """Return the width that the numbers leave for labels."""
