@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 from rich.text import Text
 
-from ..compat.models import device_of
 from ..errors import LossyValueError
 from ..generation.spelling import FORM, Spelling
 from . import options
@@ -47,6 +46,7 @@ def generate(
     from transformers import set_seed
 
     from .. import enabled
+    from ..compat.models import device_of
     from ..generation.config import head_users
     from .rendering import ConsoleStreamer
 

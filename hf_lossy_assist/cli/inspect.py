@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from ..compat.models import device_of
 from ..errors import LossyValueError
 from . import options
 from .console import Console
@@ -49,6 +48,7 @@ def inspect(
         raise LossyValueError(
             f"`--out` has to be a new file, but {str(file)!r} is there; choose another, or add `--overwrite`"
         )
+    from ..compat.models import device_of
     from ..core.statistics import TokenRecord
     from ..evaluation.requests import batches_of, run_request
     from ..inspection.page import InspectedText, InspectionPage
