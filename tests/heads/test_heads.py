@@ -168,19 +168,14 @@ def test_threshold_for(judge: JudgeHead, recall: float, threshold: float):
         ("recall", lambda judge: judge.threshold_for(0.999)),
         ("recall", lambda judge: judge.threshold_for(90)),
         ("threshold", lambda judge: JudgeHead(judge_config()).threshold_for(0.9)),
-        ("threshold", lambda judge: judge_config(threshold=1.5)),
         ("threshold", lambda judge: judge_config(threshold=float("nan"))),
-        ("threshold", lambda judge: judge_config(threshold=None)),
-        ("threshold", lambda judge: ThresholdRow(float("inf"), 0.0, 1.0)),
         ("metrics", lambda judge: judge_config(metrics={"auc": float("nan")})),
-        ("metrics", lambda judge: judge_config(metrics={"auc": "high"})),
         ("provenance", lambda judge: judge_config(provenance={"seed": {1, 2}})),
         ("models", lambda judge: judge_config(models="all")),
         ("positions", lambda judge: columns("target", "")),
         ("results", lambda judge: judge_config(results=({"a": 1}, {"b": 2}))),
         ("position", lambda judge: verifier_config(position="draft")),
         ("ratio", lambda judge: verifier_config(ratio=0)),
-        ("ratio", lambda judge: verifier_config(ratio=-1.0)),
     ],
 )
 def test_heads_and_configurations_that_cannot_be(judge: JudgeHead, argument: str, make: Callable[[JudgeHead], object]):
@@ -228,29 +223,16 @@ def test_keys_of_the_future_are_a_warning(saved: Path):
     [
         (lambda v: v.update(format_version=2), "format version 2"),
         (lambda v: v.update(type="verifier"), "'verifier'"),
-        (lambda v: v.update(library_name="peft"), "'peft'"),
         (lambda v: v.pop("threshold"), "'threshold'"),
         (lambda v: v["draft"].pop("hidden_size"), "`draft` .*'hidden_size'"),
         (lambda v: v.update(thresholds=[{"threshold": 0.5}]), "`thresholds` .*'recall', 'skipped'"),
         (lambda v: v.update(positions="both"), r"\(64,\).*\(32,\)"),
         (lambda v: v.update(weights_sha256="0" * 64), "config.json"),
-        (lambda v: v.clear(), "config.json"),
     ],
 )
 def test_bad_configurations(saved: Path, change: Callable[[dict], object], message: str):
     edit(saved, change)
     with pytest.raises(LossyValueError, match=message):
-        JudgeHead.from_pretrained(saved)
-
-
-@pytest.mark.parametrize("digest", [True, False])
-@pytest.mark.parametrize("length", [0, 4, 60, -4])
-def test_cut_weights(saved: Path, length: int, digest: bool):
-    if not digest:
-        edit(saved, lambda values: values.pop("weights_sha256"))
-    path = saved / "model.safetensors"
-    path.write_bytes(path.read_bytes()[:length])
-    with pytest.raises(LossyValueError, match=r"model\.safetensors' is (not the file|cut short)"):
         JudgeHead.from_pretrained(saved)
 
 

@@ -207,6 +207,7 @@ def header(**changes: Any) -> bytes:
         header(weight={"dtype": "F32", "shape": [1 << 62, 4], "data_offsets": [0, 128]}),
         header(weight={"dtype": "F32", "shape": [32], "data_offsets": [0, 1 << 60]}),
         header(weight=3),
+        *(header()[:length] for length in (0, 4, 60, -4)),
         b"\xff" * 8,
         (1 << 62).to_bytes(8, "little") + b"{}",
         save({"weight": torch.zeros(32)}, {"k": "v" * 100_000}),
