@@ -27,9 +27,6 @@ from ..pairs import Pair
 from ..tasks.lookup import find
 from ..values import Rule, check_keys, check_name, is_number
 
-TARGET_ALONE = "target alone"
-"""The label of plain generation, where a page or a form shows it."""
-
 EVERYTHING = "everything"
 """The baseline that keeps every drafted token."""
 
@@ -55,7 +52,7 @@ class DecodingMode:
     {'lossy_mode': 'topk', 'lossy_config': {'k': 2}, 'num_assistant_tokens': 5}
     """
 
-    label: str = TARGET_ALONE  # its name in tables and files
+    label: str = "target alone"  # its name in tables and files
     rule: Any = None  # ``lossy_mode``
     settings: Mapping[str, Any] = field(default_factory=dict)  # ``lossy_config``
     gamma: int | str | None = None  # ``num_assistant_tokens``, drafted tokens per round

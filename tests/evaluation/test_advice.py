@@ -160,6 +160,14 @@ def test_drafts_of_other_drafters_are_for_evaluate_to_measure(models, tokenizer,
         Advising(target_alone(replace(other, tokenizer=tokenizer), [[1, 5, 9]]))
 
 
+@pytest.mark.parametrize("kept", [False, True])
+def test_answers_are_scored_where_they_are_kept(pair, tmp_path, kept):
+    evaluation = target_alone(pair, pair.task, tmp_path if kept else None, limit=1, max_new_tokens=4)
+    (answers,) = evaluation.run()
+    assert (answers[evaluation.reference].score is not None) is kept
+    assert pair.task.scored
+
+
 def test_a_text_is_one_prompt(models, tokenizer):
     evaluation = target_alone(replace(models, tokenizer=tokenizer), "Question: 1?")
     assert [example.prompt for example in evaluation.examples] == ["Question: 1?"]
