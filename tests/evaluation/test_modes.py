@@ -13,7 +13,7 @@ import torch
 
 from hf_lossy_assist.acceptors import REGISTRY, head_type
 from hf_lossy_assist.errors import LossyUnsupportedError, LossyValueError
-from hf_lossy_assist.evaluation.modes import TARGET_ALONE, DecodingMode, by_name, parse_modes, usual_modes
+from hf_lossy_assist.evaluation.modes import DecodingMode, by_name, parse_modes, usual_modes
 from hf_lossy_assist.evaluation.requests import PromptBatch, run_request
 from hf_lossy_assist.generation.config import LossyConfig
 from hf_lossy_assist.heads import JudgeConfig, JudgeHead, ModelIdentity
@@ -24,7 +24,7 @@ from tests.tiny_models import noisy_copy, prompt
 
 parse = LossyConfig.from_fields
 
-PLAIN = DecodingMode(TARGET_ALONE)
+PLAIN = DecodingMode()
 
 
 @pytest.fixture(scope="module")
@@ -70,9 +70,9 @@ def test_all_of_them_generate(judged):
     for mode in [PLAIN, DecodingMode.stock(4), *usual_modes(judged.heads, 4)]:
         response = run_request(judged, mode, batch(), 12)
         assert response.tokens == 12
-        assert (response.stats is None) is (mode.label in (TARGET_ALONE, "stock"))
+        assert (response.stats is None) is (mode.label in (PLAIN.label, "stock"))
         texts[mode.label] = response.rows[0].tolist()
-    assert texts[TARGET_ALONE] == texts["stock"] == texts["lossless"]
+    assert texts[PLAIN.label] == texts["stock"] == texts["lossless"]
     assert texts["judge"] != texts["lossless"], "this judge finds nothing important"
 
 
