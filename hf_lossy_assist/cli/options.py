@@ -32,8 +32,6 @@ MODELS, PROMPTS, DECODING, MEASURING, OUTPUT = map(
     Group.create_ordered, ("Models", "Prompts", "Decoding", "Measuring", "Output")
 )
 _SETTING = re.compile(r":(?=\w+=)")  # begins a task's setting
-OWN = ("mtp", "draft", "eagle3", "dflash")
-"""What ``--assistant`` may name besides folders and ids: what comes with the target, or with a pair."""
 OPENINGS = Path(__file__).parent / "openings.txt"
 """Prompts for models without a task."""
 _SHOWN = 18  # the bundled pair answers this problem right by its usual rules, and `dropmatch` in few rounds

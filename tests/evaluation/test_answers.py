@@ -9,8 +9,7 @@ from dataclasses import asdict
 import pytest
 
 from hf_lossy_assist import LossyValueError
-from hf_lossy_assist.evaluation import answers as meters
-from hf_lossy_assist.evaluation.answers import RESULTS, Answer, AnswerStore, load_answers
+from hf_lossy_assist.evaluation.answers import RESULTS, Answer, AnswerStore, load_answers, provenance
 from hf_lossy_assist.store import folder
 
 PLAN = {"task": "t", "seed": 0, "modes": {"a": {"k": 1}}, "problems": [7, 8], "runs": [{"date": "today"}]}
@@ -78,7 +77,7 @@ def test_a_line_that_does_not_belong_there_is_named(tmp_path, line, said):
 
 def test_the_origin_of_a_measurement_has_no_folders(monkeypatch):
     monkeypatch.setattr("sys.orig_argv", ["x", "--target", "/home/me/target", "--task-data=../data.jsonl"])
-    origin = meters.provenance("cpu", gamma=4, draft="/home/me/draft")
+    origin = provenance("cpu", gamma=4, draft="/home/me/draft")
     assert {"torch", "transformers", "argv", "date", "threads"} <= set(origin)
     assert (origin["device"], origin["gamma"], origin["draft"]) == ("cpu", 4, "draft")
     assert origin["cpu"]  # its name
