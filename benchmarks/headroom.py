@@ -22,7 +22,8 @@ TEXTS = {
     "programs": ("code", ("functions",), "humaneval"),
 }
 """By title: what the texts' orders and labels are called, and whole answers, for programs to other problems."""
-COSTS = (0.1, 0.05)
+COST = 0.05
+"""Of a drafted token in the tables, as a share of a call of the target; the plot has others."""
 LENGTHS = np.arange(1, 33)
 """The lengths γ of drafts."""
 WRITTEN = 5
@@ -32,7 +33,9 @@ RULES = {  # by name: the order by which it keeps mismatches; the least value, o
     "`min_p`": ("order: min_p, near_top, lenience, regret", 0.5, None, "min_p"),
     "`typical`": ("order: typical", 1.0, None, "typical"),
 }
-LOSSLESS, KNOWING, ALL = "`lossless`", "an oracle", "`everything`"
+LOSSLESS, KNOWING, BLIND, ALL = "`lossless`", "an oracle", "a blind choice", "`everything`"
+ON_DISK = {"lossless@20": (LOSSLESS, 20), "typical@32": ("`typical`", 32)}
+"""The modes that answered with the target on disk: their rules and γ, the best for what labels say."""
 
 
 def rounds(length: int, stops: Sequence[int], gamma: int) -> int:
@@ -48,6 +51,12 @@ def rounds(length: int, stops: Sequence[int], gamma: int) -> int:
         while at <= stop and at < length:
             at, count = min(at + gamma, stop) + 1, count + 1
     return count
+
+
+def best(rounds: np.ndarray, cost: float) -> np.ndarray:
+    """Return the time of each text with the γ that is best for all, in calls, of its rounds with each γ ``(N, Γ)``."""
+    spent = rounds * (1 + cost * LENGTHS)
+    return spent[:, spent.sum(0).argmin()]
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,6 +98,8 @@ class Replay:
             kept = values >= (np.quantile(values, 1 - share) if least is None else least)
         elif rule == KNOWING:
             kept = np.array([not label["important"] for label, _ in every])
+        elif rule == BLIND:
+            kept = np.random.default_rng(0).random(len(every)) < RULES["judge"][2]
         else:
             kept = np.full(len(every), rule == ALL)
         return cls(texts(title), kept)
@@ -104,8 +115,7 @@ class Replay:
 
     def best(self, cost: float) -> np.ndarray:
         """Return the time of each text with the γ that is best for all, in calls of the target."""
-        spent = self.rounds * (1 + cost * LENGTHS)
-        return spent[:, spent.sum(0).argmin()]
+        return best(self.rounds, cost)
 
     def beside(self, other: Replay, cost: float) -> Interval:
         """Return the time of an answer beside another rule's, where a drafted token costs so much."""
@@ -133,6 +143,11 @@ def written(title: str, rule: str) -> dict[int, Row]:
     return {x["id"]: x for x in rows(TEXTS[title][2]) if x["mode"] == mode}
 
 
+def right_price(sums: np.ndarray) -> np.ndarray:
+    """Return the price of a right answer beside another mode's, of sums ``(N, 4)``: prices and scores of both."""
+    return sums[:, 0] * sums[:, 3] / (sums[:, 1] * sums[:, 2])
+
+
 def of_right(title: str, rule: str, replays: tuple[Replay, Replay], cost: float) -> Interval | None:
     """Return the time of a right answer beside ``lossless``: that of whole answers, times what better drafts bring.
 
@@ -143,7 +158,7 @@ def of_right(title: str, rule: str, replays: tuple[Replay, Replay], cost: float)
     if not own:
         return None
     both = [[x[k] for x in (own[i], base[i]) for k in ("rounds", "score")] for i in own]
-    price = interval(np.array(both, dtype=float), lambda s: s[:, 0] * s[:, 3] / (s[:, 1] * s[:, 2]), log=True)
+    price = interval(np.array(both, dtype=float), right_price, log=True)
     time = replays[0].beside(replays[1], cost)
     middle = price[0] * time[0] * replays[0].calls / replays[1].calls
     spread = math.hypot(math.log(price[2] / price[0]), math.log(time[2] / time[0]))
@@ -155,17 +170,50 @@ def table() -> str:
     lines = []
     for title in TEXTS:
         base = Replay.of(title, LOSSLESS)
-        for rule in (LOSSLESS, KNOWING, *RULES):
+        for rule in (LOSSLESS, KNOWING, *RULES, BLIND, ALL):
             own, answers = Replay.of(title, rule), written(title, rule).values()
             seen = [f"{sum(x['tokens'] for x in answers) / sum(x['rounds'] for x in answers):.2f}"] if answers else []
             calls = ", ".join([f"{own.calls:.2f}", *seen])
             if rule == LOSSLESS:
-                lines.append((f"{title}, {len(own.texts)}", rule, "", "", calls, *["1"] * (len(COSTS) + 1)))
+                lines.append((f"{title}, {len(own.texts)}", rule, "", "", calls, "1", "1"))
                 continue
-            multiples = [*(own.beside(base, cost) for cost in COSTS), of_right(title, rule, (own, base), COSTS[-1])]
+            multiples = own.beside(base, COST), of_right(title, rule, (own, base), COST)
             lines.append(("", rule, f"{own.f:.2f}", f"{100 * own.matter:.0f}", calls, *map(times, multiples)))
-    heads = ("texts", "rule", "f", "matter, %", "tokens a call", *(f"answer, c = {x}" for x in COSTS))
-    return markdown((*heads, f"right answer, c = {COSTS[-1]}"), lines)
+    heads = ("texts", "rule", "f", "matter, %", "tokens a call", "answer, ×", "right answer, ×")
+    return markdown(heads, lines)
+
+
+def share(answers: Sequence[Row]) -> float:
+    """Return the seconds of a drafted token as a share of those of a call, by the seconds of answers.
+
+    A prompt takes a constant time.
+    """
+    given = np.array([(1.0, x["rounds"], x["drafted"]) for x in answers])
+    _, call, token = np.linalg.lstsq(given, np.array([x["seconds"] for x in answers]), rcond=None)[0]
+    return float(token / call)
+
+
+def on_disk() -> str:
+    """Return what answers took with the target on disk, beside what labels and drafts of other lengths predict."""
+    found, lines, reference = rows("gsm8k-on-disk"), [], {}
+    cost = share(found)
+    for mode, (rule, gamma) in ON_DISK.items():
+        own = [x for x in found if x["mode"] == mode]
+        counts = np.array([[rounds(x["tokens"], x["refused"], n) for n in LENGTHS] for x in own])
+        spent = {
+            "time, ×": np.array([x["seconds"] for x in own]),
+            f"labels say, c = {cost:.3f}": Replay.of("GSM8K", rule).rounds[:, gamma - 1] * (1 + cost * gamma),
+            f"replayed, c = {COST}": best(counts, COST),
+        }
+        seconds, score = spent["time, ×"], np.array([x["score"] for x in own])
+        reference = reference or {**spent, "score": score}
+        both = (np.stack([x, reference[name]], axis=1) for name, x in spent.items())
+        prices = np.stack([seconds, score, reference["time, ×"], reference["score"]], axis=1)
+        multiples = [*(interval(x, ratio, log=True) for x in both), interval(prices, right_price, log=True)]
+        tokens, calls = (sum(x[k] for x in own) for k in ("tokens", "rounds"))
+        cells = [f"`{mode}`", len(own), f"{score.sum():.0f}", f"{tokens / calls:.1f}", f"{seconds.mean():.0f}"]
+        lines.append((*cells, *(["1"] * len(multiples) if rule == LOSSLESS else map(times, multiples))))
+    return markdown(("mode", "n", "right", "tokens a call", "seconds", *spent, "right answer, ×"), lines)
 
 
 def draw(path: Path) -> None:

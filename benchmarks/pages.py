@@ -607,6 +607,7 @@ TABLES: Mapping[str, tuple[str, Callable[[], str]]] = {
     "docs/results/limits.md": ("refusals", refusals),
     "docs/results/cpu.md": ("alone", alone),
     "docs/results/where-rules-pay.md": ("where rules pay", headroom.table),
+    "docs/results/on-disk.md": ("on disk", headroom.on_disk),
     "docs/results/vllm.md": ("engines", engines),
     "docs/results/cheap-drafts.md": ("cheap drafts", cheap_drafts),
     "docs/results/trees.md": ("trees", trees),

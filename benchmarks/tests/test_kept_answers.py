@@ -23,7 +23,7 @@ def test_a_folder_of_answers_becomes_a_configuration(tmp_path, monkeypatch):
         pair.target, pair.draft, tokenizer=pair.tokenizer, task=pair.task, modes="plain,lossless,topk", limit=3,
         max_new_tokens=24, out=tmp_path / "own", batch_size=3,
     )  # fmt: skip
-    about = ("--question", "What is it?", "--machine", "a CPU")
+    about = ("--question", "What is it?", "--machine", "a CPU", "--pair", "arithmetic")
     for _ in range(2):  # the second time it is replaced
         run(kept_answers.app, tmp_path / "own", "mine", *about)
     kept = datasets.load_dataset(str(data), "mine", split="train", cache_dir=str(tmp_path / "cache"))
@@ -32,6 +32,8 @@ def test_a_folder_of_answers_becomes_a_configuration(tmp_path, monkeypatch):
         answer.tokens for answer in sorted(result.answers, key=lambda x: kept["mode"].index(x.mode))
     ]
     assert all(text.startswith("crc32:") for text in kept["text"])
+    for mode, tokens, stops, count in zip(*(kept[x] for x in ("mode", "tokens", "refused", "rounds")), strict=True):
+        assert mode == "plain" or headroom.rounds(tokens, stops, 5) == count
     (study,) = (x for x in tables.rows("studies") if x["configuration"] == "mine")
     assert (study["question"], study["machine"], study["n"]) == ("What is it?", "a CPU", 3)
     assert str(tmp_path) not in json.dumps(study)

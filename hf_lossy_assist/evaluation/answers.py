@@ -44,7 +44,7 @@ class Answer(Checked):
     text: Text
     lossy: Count = 0  # drafted tokens that only the rule kept, not the lossless one
     cut: Flag = False  # whether its length's limit ended it
-    # None in older files.
+    # None where an engine does not say.
     prompt: _KNOWN = None  # tokens
     drafted: _KNOWN = None  # tokens
     ids: _Listed = ()  # its tokens, where those of the text are others

@@ -59,7 +59,7 @@ class Server:
             return answer.read().decode()
 
     def wait(self) -> Server:
-        for _ in range(240):
+        for _ in range(960):  # eight minutes: a busy machine starts slowly, and a dead server is seen at once
             if self.process.poll() is not None:
                 self.log.seek(0)
                 raise RuntimeError(self.log.read())
