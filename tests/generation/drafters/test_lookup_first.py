@@ -202,6 +202,7 @@ REFUSED = {
 def test_refused_before_any_forward(case: str):
     change, needles = REFUSED[case]
     target = tiny()
+    target.config.num_mtp_layers = 1  # or `use_mtp` would be refused by itself
     target.forward = None
     with pytest.raises(LossyError) as caught:
         target.generate(prompt(), **{"assistant_model": tiny(), "lossy_mode": "lossless"} | LOOKUP | change)
