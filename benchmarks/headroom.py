@@ -216,6 +216,24 @@ def on_disk() -> str:
     return markdown(("mode", "n", "right", "tokens a call", "seconds", *spent, "right answer, ×"), lines)
 
 
+def draw_on_disk(path: Path) -> None:
+    """Draw the seconds of each answer with the target on disk; crosses are wrong answers."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8, 3.5), layout="constrained")
+    axes = figure.add_subplot()
+    for i, mode in enumerate(ON_DISK):
+        own = [x for x in rows("gsm8k-on-disk") if x["mode"] == mode]
+        axes.plot([x["id"] for x in own], [x["seconds"] for x in own], color=f"C{i}", linewidth=0.6)
+        for right, marker in ((1, "o"), (0, "x")):
+            some = [x for x in own if x["score"] == right]
+            label = f"{mode}, {'right' if right else 'wrong'}"
+            axes.plot([x["id"] for x in some], [x["seconds"] for x in some], f"C{i}{marker}", label=label)
+    axes.set(xlabel="problem", ylabel="seconds of an answer", ylim=(0, None))
+    figure.legend(loc="outside right upper", fontsize="small")
+    figure.savefig(path, dpi=100)
+
+
 def draw(path: Path) -> None:
     """Draw the time of an answer beside ``lossless`` over the cost of a drafted token."""
     from matplotlib.figure import Figure

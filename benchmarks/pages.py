@@ -616,7 +616,12 @@ TABLES: Mapping[str, tuple[str, Callable[[], str]]] = {
     "docs/results/sprinter.md": ("sprinter", sprinter),
 }
 """The table of each page, after the name of its markers."""
-PICTURES = {"which-rule": draw_rules, "price": draw_price, "where-rules-pay": headroom.draw}
+PICTURES = {
+    "which-rule": draw_rules,
+    "price": draw_price,
+    "where-rules-pay": headroom.draw,
+    "on-disk": headroom.draw_on_disk,
+}
 """What is drawn on a page in place of its table."""
 
 
