@@ -135,7 +135,8 @@ class Evaluation:
         for mode in modes:
             try:
                 run_request(self.pair, mode, batch, min(_WARM_UP_TOKENS, self.length))
-            except ValueError as error:  # of this package, or of transformers' own checks
+            # Of this package or of transformers' own checks; its own loop can't use a target on disk.
+            except (ValueError, NotImplementedError) as error:
                 reason = f"{mode.label}: {str(error).strip()}"
                 raise LossyValueError(f"`modes` has a mode that can't run here, {reason}") from error
 

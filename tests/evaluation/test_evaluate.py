@@ -215,8 +215,9 @@ def test_a_target_on_disk_answers_the_same(pair, whole, tmp_path):
     options = {"tokenizer": pair.tokenizer, "task": pair.task, "gamma": 3, "limit": PROBLEMS}
     target = disk_offload(copy.deepcopy(pair.target), tmp_path, torch.device("cpu"))
     result = hf_lossy_assist.evaluate(target, pair.draft, modes=MODES.replace("stock,", ""), **options)
-    # Transformers' own loop can't use such a target.
     assert untimed(result.answers) == untimed(x for x in whole.answers if x.mode != "stock")
+    with pytest.raises(LossyValueError, match="`modes` has a mode that can't run here, stock: "):
+        hf_lossy_assist.evaluate(target, pair.draft, modes="plain,stock", **options)
 
 
 def test_prompt_lookup_drafts_without_a_model(pair):
