@@ -113,13 +113,9 @@ class Replay:
             counts.append([rounds(text.length, stops, gamma) for gamma in LENGTHS])
         return np.array(counts)
 
-    def best(self, cost: float) -> np.ndarray:
-        """Return the time of each text with the γ that is best for all, in calls of the target."""
-        return best(self.rounds, cost)
-
     def beside(self, other: Replay, cost: float) -> Interval:
         """Return the time of an answer beside another rule's, where a drafted token costs so much."""
-        return interval(np.stack([self.best(cost), other.best(cost)], axis=1), ratio, log=True)
+        return interval(np.stack([best(x.rounds, cost) for x in (self, other)], axis=1), ratio, log=True)
 
     @property
     def calls(self) -> float:
@@ -137,10 +133,15 @@ class Replay:
         return float((self.kept & important).sum() / self.kept.sum())
 
 
+def answers_of(configuration: str, mode: str) -> dict[int, Row]:
+    """Return a mode's answers, by problem."""
+    return {x["id"]: x for x in rows(configuration) if x["mode"] == mode}
+
+
 def written(title: str, rule: str) -> dict[int, Row]:
     """Return the whole answers that a rule wrote, by problem; none where it wrote none."""
     mode = RULES[rule][3] if rule in RULES else rule.strip("`")
-    return {x["id"]: x for x in rows(TEXTS[title][2]) if x["mode"] == mode}
+    return answers_of(TEXTS[title][2], mode)
 
 
 def right_price(sums: np.ndarray) -> np.ndarray:
@@ -195,10 +196,10 @@ def share(answers: Sequence[Row]) -> float:
 
 def on_disk() -> str:
     """Return what answers took with the target on disk, beside what labels and drafts of other lengths predict."""
-    found, lines, reference = rows("gsm8k-on-disk"), [], {}
-    cost = share(found)
+    lines, reference = [], {}
+    cost = share(rows("gsm8k-on-disk"))
     for mode, (rule, gamma) in ON_DISK.items():
-        own = [x for x in found if x["mode"] == mode]
+        own = [*answers_of("gsm8k-on-disk", mode).values()]
         counts = np.array([[rounds(x["tokens"], x["refused"], n) for n in LENGTHS] for x in own])
         spent = {
             "time, ×": np.array([x["seconds"] for x in own]),
@@ -223,7 +224,7 @@ def draw_on_disk(path: Path) -> None:
     figure = Figure(figsize=(8, 3.5), layout="constrained")
     axes = figure.add_subplot()
     for i, mode in enumerate(ON_DISK):
-        own = [x for x in rows("gsm8k-on-disk") if x["mode"] == mode]
+        own = answers_of("gsm8k-on-disk", mode).values()
         axes.plot([x["id"] for x in own], [x["seconds"] for x in own], color=f"C{i}", linewidth=0.6)
         for right, marker in ((1, "o"), (0, "x")):
             some = [x for x in own if x["score"] == right]

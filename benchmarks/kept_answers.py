@@ -27,7 +27,7 @@ _TIMED = ("repeats", "ids")
 
 
 def main(
-    folder: Path, name: str, *, question: str, machine: str, pair: str | None = None, data: Path | None = None
+    folder: Path, name: str, *, question: str, machine: str, pair: str | None = None, data: str | None = None
 ) -> None:
     """Keep the answers of an evaluation without their texts, and say on the card what they are of.
 
@@ -52,7 +52,7 @@ def main(
     ends = [{}] * len(answers)
     if pair is not None:
         loaded = pairs.load(pair, dtype=plan["dtype"])
-        asked = tasks.load(plan["task"], *filter(None, [data and str(data)]))
+        asked = tasks.load(plan["task"], data)
         examples = asked.examples(plan["split"], 1 + max(x["id"] for x in answers))
         prompts = [asked.encode(example, loaded.tokenizer) for example in examples]
         ends = [{"refused": refused(loaded, prompts[x["id"]], x)} for x in answers]

@@ -515,7 +515,7 @@ def gate() -> str:
     lines = [
         (rule, *(times(x.area(rule), 3) if np.isfinite(x.order[rule]).any() else "" for x in curves))
         for rule in curves[0].order
-        if rule != "gate: judges so far"
+        if rule != "gate: judges so far"  # no better than the others, and a page is one screen
     ]
     return markdown(("what it is known from", *kinds.values()), lines)
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.bundled_pair.recipe import build_tokenizer
-from hf_lossy_assist import LossyStats
 from hf_lossy_assist.cli.console import figures_table
 from hf_lossy_assist.cli.rendering import LOSSY_STYLE, MarkedText, traced_text
+from tests.known_statistics import ROW
 
 
 @pytest.fixture(scope="module")
@@ -54,22 +54,7 @@ def test_text_of_several_lines_comes_a_piece_at_a_time(tokenizer):
 
 
 def test_the_table_says_what_the_statistics_say():
-    stats = LossyStats(
-        rounds=4,
-        drafted=20,
-        accepted=10,
-        accepted_lossy=3,
-        corrected=3,
-        bonus=1,
-        target_calls=4,
-        draft_calls=20,
-        accepted_histogram=(1, 0, 2, 1),
-        accepted_by={"topk": 10},
-        seconds={"total": 2.0, "drafting": 1.0},
-        lossless=False,
-        trace=("accepted",) * 7 + ("accepted_lossy",) * 3 + ("corrected",) * 3 + ("bonus",),
-    )
-    table = figures_table(stats.figures(), stats.title)
+    table = figures_table(ROW.figures(), ROW.title)
     shown = dict(zip(*(list(column.cells) for column in table.columns), strict=True))
     assert shown["mean accepted"] == "2.50"
     assert shown["tokens per round"] == "3.50"

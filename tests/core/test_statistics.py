@@ -13,23 +13,9 @@ import torch
 import hf_lossy_assist
 from hf_lossy_assist.core.statistics import LossyStats, TokenRecord
 from tests.acceptors.fixtures import HEADS
+from tests.known_statistics import ROW
 from tests.tiny_models import noisy_copy, prompt, tiny
 
-ROW = LossyStats(
-    rounds=4,
-    drafted=20,
-    accepted=10,
-    accepted_lossy=3,
-    corrected=3,
-    bonus=1,
-    target_calls=4,
-    draft_calls=20,
-    accepted_histogram=(1, 0, 2, 1),
-    accepted_by={"topk": 10},
-    seconds={"total": 2.0, "drafting": 1.0},
-    lossless=False,
-    trace=("accepted",) * 7 + ("accepted_lossy",) * 3 + ("corrected",) * 3 + ("bonus",),
-)
 OTHER = replace(ROW, rounds=1, seconds={"total": 1.0, "deciding": 0.5}, accepted_by={"typical": 2})
 
 
