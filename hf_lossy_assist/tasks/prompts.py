@@ -12,7 +12,7 @@ from ..errors import LossyValueError
 from ..store.folder import kind_of, read_text
 from ..values import from_json
 from .gsm8k import final_number
-from .task import Example, Row, Task, prompt_of, read_jsonl
+from .task import Example, ListedTask, Row, prompt_of, read_jsonl
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -21,7 +21,7 @@ _MARKER = re.compile(r"(?:#{4}|\banswer\s*(?:is\b(?!['’])\s*:?|:|=))\s*", re.I
 _NUMBER = re.compile(r"[\s$€£+−-]*\d[\d,]*(?:\.\d+)?(?:\s?/\s?\d+)?\s*%?")
 
 
-class Prompts(Task):
+class Prompts(ListedTask):
     """Texts to continue; if they have an ``answer`` each, it is right after normalisation.
 
     Case, spaces and the marks around an answer do not count. A number is compared with the number that a response gives
@@ -48,7 +48,6 @@ class Prompts(Task):
     """
 
     name = "prompts"
-    splits = ("test",)
 
     def __init__(self, data: str) -> None:
         rows = rows_of(data)
@@ -66,10 +65,6 @@ class Prompts(Task):
         # Answers that were found by other patterns are others.
         self.scoring = {"patterns": sorted({*self._patterns.values()})} if self._patterns else {}
 
-    def examples(self, split: str, n: int) -> list[Example]:
-        self.check_split(split)
-        return self._examples[:n]
-
     def extract_answer(self, text: str) -> str | None:
         *_, stated = _MARKER.split(text)
         return normal(stated.split("\n")[0] if stated != text else text) or None
@@ -83,11 +78,10 @@ class Prompts(Task):
         return self.extract_answer(response)
 
 
-class PromptList(Task):
+class PromptList(ListedTask):
     """Texts or token ids to continue, without right answers."""
 
     name = "prompts"
-    splits = ("test",)
     scored = False
     max_new_tokens = 256
 
@@ -95,10 +89,6 @@ class PromptList(Task):
         if not prompts:
             raise LossyValueError("`prompts` has to hold at least one prompt, but is empty")
         self._examples = [Example(prompt, "") for prompt in prompts]
-
-    def examples(self, split: str, n: int) -> list[Example]:
-        self.check_split(split)
-        return self._examples[:n]
 
     def extract_answer(self, text: str) -> str | None:
         return None

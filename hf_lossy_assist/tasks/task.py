@@ -130,6 +130,17 @@ class Task(ABC):
         return float(self.correct(example, response))
 
 
+class ListedTask(Task):
+    """A task with one split, whose examples are at hand."""
+
+    splits = ("test",)
+    _examples: list[Example]
+
+    def examples(self, split: str, n: int) -> list[Example]:
+        self.check_split(split)
+        return self._examples[:n]
+
+
 def read_jsonl(path: str | Path, fields: tuple[str, ...]) -> list[Row]:
     """Return the objects of a JSONL file (``.gz`` too), without empty lines; ``fields`` must be non-empty strings."""
     rows = []
