@@ -71,7 +71,7 @@ def mine(
     pair = replace(models.load(), task=task)
     labelling = Labelling(
         pair, kind, api, limit, prompts.chosen_split(None), batch_size, max_new_tokens, decoding.seed or 0,
-        {"data": prompts.data, "task_settings": prompts.settings}, process,
+        {"data": prompts.data, "named": prompts.task}, process,
     )  # fmt: skip
     counts = {"limit": limit, "batch_size": batch_size, "labels": labels, "processes": process.count}
     try:

@@ -155,7 +155,7 @@ def verifier(
 def _describe(head: Head, out: Path, mined: Mapping[str, Any]) -> None:
     """Print a head's thresholds and their effects, with the chosen one marked, the figures of its card, and a command.
 
-    That has the settings of the task that the labels were ``mined`` with, and a file where they came from one.
+    That names the task as it was named when the labels were ``mined``, and a file where they came from one.
     """
     from ..evaluation.tables import percent, table
 
@@ -174,7 +174,7 @@ def _describe(head: Head, out: Path, mined: Mapping[str, Any]) -> None:
     )
     pair = config.provenance.get("pair")
     models = f"--pair {pair}" if pair else f"--model {config.target.name} --assistant {config.draft.name}"
-    settings = "".join(f":{name}={value}" for name, value in mined.get("task_settings", {}).items())
-    task = "" if pair == config.task and not settings else f" --task {config.task}{settings}{data}"
+    named = mined.get("named") or (None if pair == config.task else config.task)
+    task = f" --task {named}{data}" if named else ""
     modes = f"plain,lossless,{config.rule}"
     screen.print(f"lossy-assist evaluate {models}{task} --modes {modes} --head {shlex.quote(str(out))}", soft_wrap=True)

@@ -96,7 +96,7 @@ class Pair:
         elif pair is None or assistant != "draft":
             draft = getattr(loaded, assistant) if assistant in STATE_HEADS else None
             if draft is None:
-                kept, draft = {}, None if assistant == MTP else _draft(assistant, dtype, device, target)
+                kept, draft = {}, None if assistant == MTP else _draft(assistant, dtype, device, loaded)
         if draft is not None and draft_dtype is not None:
             draft = quantize_draft(draft, draft_dtype)
         if prepack:
@@ -220,8 +220,25 @@ def _check_device(device: torch.device | str | None) -> None:
         raise LossyValueError(f"`device` has to be auto or one that is here, {here}, but is {device!r}") from error
 
 
+def _check_tokenizer(assistant: str, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Refuse a draft whose own tokenizer means other tokens by the same numbers."""
+    try:
+        own = AutoTokenizer.from_pretrained(assistant)
+    except (OSError, ValueError):
+        return  # drafts without a tokenizer have the target's; loading the model raises a better error
+    ours, theirs = ({i: token for token, i in x.get_vocab().items()} for x in (tokenizer, own))
+    # Tokens that were added are often renamed, and mean the same.
+    for added in (tokenizer.get_added_vocab(), own.get_added_vocab()):
+        ours = {i: token for i, token in ours.items() if i not in added.values()}
+    if differ := sum(token != theirs.get(i, token) for i, token in ours.items()):
+        raise LossyValueError(
+            f"`assistant` ({assistant!r}) has to share the target's tokenizer, but means other tokens by {differ:,} "
+            "numbers; choose another draft, or in Python pass both tokenizers to `generate()`"
+        )
+
+
 def _draft(
-    assistant: str, dtype: torch.dtype | str | None, device: torch.device | str | None, target: PreTrainedModel | None
+    assistant: str, dtype: torch.dtype | str | None, device: torch.device | str | None, loaded: Pair
 ) -> PreTrainedModel | StateHead:
     try:
         values, _ = PretrainedConfig.get_config_dict(assistant)
@@ -229,11 +246,12 @@ def _draft(
         values = {}  # loading the model raises a better error
     kind = next((x for x in STATE_HEADS.values() if x.config_class.describes(values)), None)
     if kind is None:
+        _check_tokenizer(assistant, loaded.tokenizer)
         return load_model("assistant", assistant, dtype, device)
     dtype = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
     head = kind.from_pretrained(assistant, dtype=dtype)
     if device == "auto":
-        device = None if target is None else target.device
+        device = None if loaded.target is None else loaded.target.device
     return head.to(device or "cpu")
 
 

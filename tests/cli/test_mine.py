@@ -63,7 +63,7 @@ def test_judge_labels(options, tmp_path):
     assert text.startswith("{\n  ")  # for people
     manifest = json.loads(text)
     assert (manifest["target"]["name"], manifest["draft"]["name"]) == ("target", "draft")
-    assert (manifest["settings"]["data"], manifest["settings"]["task_settings"]) == (None, {"modulus": "3"})
+    assert (manifest["settings"]["data"], manifest["settings"]["named"]) == (None, f"{TASK}:modulus=3")
     (origin,) = manifest["runs"]
     assert {"torch", "transformers", "hf_lossy_assist", "date", "argv", "limit", "batch_size"} <= origin.keys()
 

@@ -62,11 +62,11 @@ def test_a_judge_is_trained_and_described(mined, tmp_path):
 
 
 def test_the_command_that_measures_a_head_names_a_file_where_labels_came_from_one(tmp_path):
-    mined = {"settings": {"split": "train", "data": "train.jsonl", "task_settings": {"shots": "8"}}}
+    mined = {"settings": {"split": "train", "data": "train.jsonl", "named": "own.module:Words:shots=8"}}
     data = write_judged(tmp_path / "mined", judged(), **mined)
     *_, said, command = run("judge", "--data", data, "--features", "draft", "--out", tmp_path / "head").splitlines()
     assert said.endswith("this measures it, on other prompts in a FILE:")
-    assert " --task arithmetic:shots=8 --data FILE --modes plain,lossless,judge --head " in command
+    assert " --task own.module:Words:shots=8 --data FILE --modes plain,lossless,judge --head " in command
 
 
 def test_a_target_that_was_behind_an_api_is_known_by_its_configuration(tiny_pair_folder, tmp_path):

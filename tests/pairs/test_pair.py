@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import json
+import shutil
 from dataclasses import asdict
 
 import pytest
@@ -99,6 +100,24 @@ def test_a_device_that_is_not_here_is_named_before_anything_is_read(device):
     for load in (pairs.load, pairs.Pair.load):
         with pytest.raises(LossyValueError, match=f"`device` has to be auto or one that is here, .*'cpu'.* '{device}'"):
             load("qwen-coder", device=device)
+
+
+def test_a_draft_that_means_other_tokens_by_its_numbers_is_refused(tiny_pair_folder, tmp_path):
+    target, draft = (str(tiny_pair_folder / role) for role in pairs.ROLES)
+    shutil.copytree(draft, tmp_path, dirs_exist_ok=True)
+    file = tmp_path / "tokenizer.json"
+    written = json.loads(file.read_text())
+    vocabulary = written["model"]["vocab"]
+    first, second = list(vocabulary)[-2:]
+    vocabulary[first], vocabulary[second] = vocabulary[second], vocabulary[first]
+    file.write_text(json.dumps(written))
+    with pytest.raises(
+        LossyValueError, match=r"`assistant` .* share the target's tokenizer, .* other tokens by 2 numbers"
+    ):
+        pairs.Pair.load(model=target, assistant=str(tmp_path))
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (tmp_path / name).unlink(missing_ok=True)
+    assert pairs.Pair.load(model=target, assistant=str(tmp_path)).draft is not None  # it has none of its own
 
 
 def test_a_pair_is_shown_in_a_line():
