@@ -11,6 +11,7 @@ import shlex
 import subprocess
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -51,15 +52,14 @@ def main(
     answers.sort(key=lambda answer: (order.index(answer["mode"]), answer["id"]))
     ends = [{}] * len(answers)
     if pair is not None:
-        loaded = pairs.load(pair, dtype=plan["dtype"])
-        asked = tasks.load(plan["task"], data)
-        examples = asked.examples(plan["split"], 1 + max(x["id"] for x in answers))
-        prompts = [asked.encode(example, loaded.tokenizer) for example in examples]
+        loaded = replace(pairs.load(pair, dtype=plan["dtype"]), task=tasks.load(plan["task"], data))
+        examples = loaded.task.examples(plan["split"], 1 + max(x["id"] for x in answers))
+        prompts = [loaded.task.encode(example, loaded.tokenizer) for example in examples]
         ends = [{"refused": refused(loaded, prompts[x["id"]], x)} for x in answers]
     write(name, [without_text(x) | own for x, own in zip(answers, ends, strict=True)])
     runs = [run.get("argv") or [] for run in plan["runs"]]
     about = {
-        "configuration": name, "question": question, "command": shlex.join(map(without_folder, runs[-1])),
+        "configuration": name, "question": question, "command": shlex.join(runs[-1]),
         "commit": commit(), "machine": machine, "n": len({x["id"] for x in answers}),
         "date": plan["runs"][-1]["date"][:10],
     }  # fmt: skip
@@ -75,8 +75,7 @@ def main(
 @torch.inference_mode()
 def refused(pair: pairs.Pair, prompt: Sequence[int], answer: Mapping[str, Any]) -> list[int]:
     """Return where a greedy draft would have written another token than an answer's: there its drafts end."""
-    end = [] if answer["cut"] else [pair.tokenizer.eos_token_id]
-    own = answer["ids"] or [*pair.tokenizer(answer["text"], add_special_tokens=False)["input_ids"], *end]
+    own = answer["ids"] or pair.tokens_of(answer["text"], answer["cut"])
     said = pair.draft(torch.tensor([[*prompt, *own]]), logits_to_keep=len(own) + 1).logits[0, :-1].argmax(-1)
     return (said != torch.tensor(own)).nonzero().flatten().tolist()
 
@@ -103,11 +102,6 @@ def mode_row(name: str, label: str, config: Mapping[str, Any], plan: Mapping[str
         "reference": label == plan["reference"], "task": plan["task"], "measure": plan["measure"],
         "batch_size": plan["batch_size"], "max_new_tokens": plan["max_new_tokens"],
     }  # fmt: skip
-
-
-def without_folder(word: str) -> str:
-    """Return a word of a command without the folder of a file, which other machines lack."""
-    return Path(word).name if Path(word).is_absolute() else word
 
 
 def commit() -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from copy import copy
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -56,12 +55,12 @@ def target_alone(
     task = prompts if isinstance(prompts, Task) else PromptList(prompts)
     limit, kept, mode = limit or (12 if task is prompts else len(prompts)), {}, DecodingMode("plain")
     if out is None:
-        task = copy(task)
-        task.scored = False  # nobody would read it, and a score may take a program's run
         mode = replace(mode, label="lossless", rule="lossless", gamma=DEFAULT_NUM_TOKENS)
     elif (out / MANIFEST).exists():
         kept = {name: value for name, value in read_plan(out, "out").items() if name in ("batch_size", "seed")}
-    return Evaluation(replace(pair, task=task), [mode], mode.label, limit, **kept, **others)
+    # Nobody would read scores without a folder, and one may take a program's run.
+    judged = out is not None
+    return Evaluation(replace(pair, task=task), [mode], mode.label, limit, judged=judged, **kept, **others)
 
 
 @dataclass(frozen=True, eq=False)

@@ -52,6 +52,7 @@ class Evaluation:
     max_new_tokens: int | None = None  # None: the task's own
     seed: int = 0  # of the first problem; each further problem adds one
     process: Process = field(default_factory=Process)  # its number decides which batches it answers
+    judged: bool = True  # whether answers are scored, where the task can
 
     def __post_init__(self) -> None:
         for name in ("limit", "batch_size"):
@@ -150,11 +151,11 @@ class Evaluation:
             waits = waits and mode.label != self.reference
             if not waits:
                 for one, response in sorted(made, key=lambda each: each[0].label != self.reference):
-                    for answer in self.scored(one, b, response, store):
+                    for answer in self._answers_of(one, b, response, store):
                         store.add(answer)
                 made = []
 
-    def scored(self, mode: DecodingMode, b: int, response: Response, store: AnswerStore) -> list[Answer]:
+    def _answers_of(self, mode: DecodingMode, b: int, response: Response, store: AnswerStore) -> list[Answer]:
         """Return a mode's answers to a batch, given its call; ``store`` holds the reference's."""
         size = len(response.rows)
         texts = self.pair.tokenizer.batch_decode(response.rows, skip_special_tokens=True)
@@ -163,7 +164,7 @@ class Evaluation:
         rows = zip(texts, response.rows, response.work, response.drafted or [None] * size, strict=True)
         for i, (text, tokens, (rounds, accepted, lossy), drafted) in enumerate(rows, b * self.batch_size):
             score = None
-            if self.pair.task.scored:
+            if self.judged and self.pair.task.scored:
                 own = text if mode.label == self.reference else store[self.reference, i].text
                 score = self.pair.task.score(self.examples[i], text, own)
             cut = len(tokens) >= self.length and int(tokens[-1]) not in ends
@@ -171,25 +172,20 @@ class Evaluation:
                 Answer(
                     mode.label, i, score, len(tokens), rounds, accepted, response.seconds / size, text, lossy, cut,
                     len(self._prompt(i)), drafted,
-                    () if self._tokenized(text, cut) == tokens.tolist() else tuple(tokens.tolist()),
+                    () if self.pair.tokens_of(text, cut) == tokens.tolist() else tuple(tokens.tolist()),
                 )
             )  # fmt: skip
         return answers
 
     def tokens_of(self, answer: Answer) -> list[int]:
         """Return the tokens of an answer of this evaluation."""
-        tokens = [*answer.ids] or self._tokenized(answer.text, answer.cut)
+        tokens = [*answer.ids] or self.pair.tokens_of(answer.text, answer.cut)
         if len(tokens) != answer.tokens:
             raise LossyValueError(
                 f"`out` has to hold whole texts, but that of {answer.mode!r} to problem {answer.id} has {len(tokens)} "
                 f"tokens instead of {answer.tokens}; choose another folder"
             )
         return tokens
-
-    def _tokenized(self, text: str, cut: bool) -> list[int]:
-        """Return the tokens of an answer's text, and the one that ended it."""
-        end = [] if cut or self.pair.task.ends else [self.pair.tokenizer.eos_token_id]
-        return [*self.pair.tokenizer(text, add_special_tokens=False)["input_ids"], *end]
 
     def _problems(self) -> list[int]:
         """Return a hash of each problem's rendered prompt and answer."""

@@ -130,6 +130,18 @@ class Pair:
             return self.tokenizer.apply_chat_template(turns, add_generation_prompt=True, return_dict=False)
         return self.tokenizer(prompt)["input_ids"]
 
+    def tokens_of(self, text: str, cut: bool) -> list[int]:
+        """Return the tokens of an answer's text, and its EOS, unless the task's strings or the longest length ended it.
+
+        Examples
+        --------
+        >>> pair = load("arithmetic")
+        >>> pair.tokenizer.decode(pair.tokens_of(" The answer is 7.", cut=False))
+        ' The answer is 7.</s>'
+        """
+        end = [] if cut or (self.task is not None and self.task.ends) else [self.tokenizer.eos_token_id]
+        return [*self.tokenizer(text, add_special_tokens=False)["input_ids"], *end]
+
 
 def load(
     name: str = "arithmetic",
