@@ -70,23 +70,6 @@ def expected_tokens_per_round(alpha: Any, gamma: int) -> Any:
     return back(total)
 
 
-def sprinter_law(p: Any, q: Any, fpr: Any) -> Any:
-    """Return ``(1 - b)·p + b·q``, the distribution ``(..., V)`` of SPRINTER's tokens.
-
-    SPRINTER, theorem 1; its total variation from p is ``b·TV(p, q)``. A token is acceptable iff ``q(x) <= p(x)`` (a
-    head trained at λ = 1), and ``fpr`` is b in [0, 1], the probability that the verifier commits a token that is not,
-    whichever it is. It does not matter how many acceptable tokens the verifier commits.
-
-    Examples
-    --------
-    >>> sprinter_law([0.5, 0.5], [0.75, 0.25], fpr=0.5).tolist()
-    [0.625, 0.375]
-    """
-    (p, q), back = _distributions(p, q)
-    (fpr,), _ = _rates(fpr=fpr)
-    return back(p + fpr[..., None] * (q - p))
-
-
 def sprinter_expected_run_length(tpr: Any, fpr: Any, r: int, max_draft: int | None = None) -> Any:
     """Return ``E[N] = (a - a^r)/(1 - a) + a^r/(1 - b)``, the mean number of tokens that SPRINTER commits in a run.
 
@@ -114,7 +97,7 @@ def sprinter_expected_run_length(tpr: Any, fpr: Any, r: int, max_draft: int | No
     return back(_run_length(tpr, fpr, _number("r", r, 0, integer=True), bound))
 
 
-def sprinter_stopping_time(tpr: Any, fpr: Any, r: int, t_draft: float, max_draft: int | None = None) -> Any:
+def sprinter_stopping_time(tpr: Any, fpr: Any, r: int, t_draft: float) -> Any:
     """Return ``t_draft·((1 - a^r)/(1 - a) + a^r/(1 - b))``, the mean time until SPRINTER asks the target.
 
     SPRINTER, theorem 3, with ``t_draft`` the time of one draft forward and the other arguments as in
@@ -127,8 +110,7 @@ def sprinter_stopping_time(tpr: Any, fpr: Any, r: int, t_draft: float, max_draft
     3.0
     """
     (tpr, fpr), back = _rates(tpr=tpr, fpr=fpr)
-    bound = None if max_draft is None else _number("max_draft", max_draft, 1, integer=True) - 1
-    return back(_number("t_draft", t_draft, 0) * (_run_length(tpr, fpr, _number("r", r, 0, integer=True), bound) + 1))
+    return back(_number("t_draft", t_draft, 0) * (_run_length(tpr, fpr, _number("r", r, 0, integer=True), None) + 1))
 
 
 def _run_length(tpr: Tensor, fpr: Tensor, r: int, bound: int | None) -> Tensor:
