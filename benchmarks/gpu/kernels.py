@@ -20,11 +20,11 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 from transformers import PreTrainedModel, StaticCache
 
-from benchmarks.growing.geometry import PRESETS, Geometry
 from hf_lossy_assist.compat.caches import cache_name
 from hf_lossy_assist.compat.kernels import FOLDED, folding
 from hf_lossy_assist.models.quantised import WeightOnlyInt8Linear, sharing_copy, with_replaced
 
+from .growing import PRESETS, Geometry
 from .known_texts import TINY, built
 from .run import Run, median_interval, rounded
 

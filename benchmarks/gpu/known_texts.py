@@ -10,8 +10,7 @@ from __future__ import annotations
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
-from benchmarks.growing.geometry import PRESETS, Geometry
-
+from .growing import PRESETS, Geometry
 from .run import Run
 
 TINY = (Geometry(128, 3, 4, 2, 32, 256, 1024), Geometry(64, 2, 4, 2, 16, 128, 1024))

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 
-from benchmarks.growing.geometry import PRESETS, Geometry
-from benchmarks.grown_models import grow_models
 from hf_lossy_assist import last_stats, pairs
 from hf_lossy_assist.evaluation.quality import paired_interval
 from hf_lossy_assist.tasks import Example
 
+from .growing import PRESETS, Geometry, grow_pair
 from .run import Row, Run, rounded
 
-EIGHT = ("8B/1B", PRESETS["llama-8b"], PRESETS["llama-1b"])
-SEVENTY = ("28 layers of 70B/1B", Geometry(8192, 28, 64, 8, 128, 28672, 128256), PRESETS["llama-1b"])
-TINY = ("as it is", Geometry(), Geometry())
 PLAIN = "no drafts"
 RULES = {PLAIN: 0, "lossless": 5, "judge": 8, "dropmatch": 8, "typical": 16}
 """The draft length at which each rule was fastest."""
@@ -22,18 +19,17 @@ RULES = {PLAIN: 0, "lossless": 5, "judge": 8, "dropmatch": 8, "typical": 16}
 
 def answers(run: Run) -> None:
     """Time rules on word problems, with the share of right answers of the same texts."""
-    _rules_of(run, "answers", TINY if run.tiny else EIGHT, 64)
+    _rules_of(run, "answers", "8B/1B", PRESETS["llama-8b"], 64)
 
 
 def large(run: Run) -> None:
     """The same on fewer problems, with as many layers of a 70B as fit."""
-    _rules_of(run, "large", TINY if run.tiny else SEVENTY, 16)
+    _rules_of(run, "large", "28 layers of 70B/1B", replace(PRESETS["llama-70b"], layers=28), 16)
 
 
-def _rules_of(run: Run, part: str, sizes: tuple[str, Geometry, Geometry], count: int) -> None:
-    name, *shapes = sizes
+def _rules_of(run: Run, part: str, name: str, target: Geometry, count: int) -> None:
     pair = pairs.load("arithmetic", dtype=run.dtype, device=run.device)
-    models = grow_models(pair, *shapes)
+    models = pair if run.tiny else grow_pair(pair, target, PRESETS["llama-1b"])
     heads = models.rule_heads
     warm, *examples = pair.task.examples("test", 3 if run.tiny else count + 1)
 

@@ -1,30 +1,34 @@
-"""Grown models compute what the small ones compute."""
+"""Grown models compute what the small ones compute, with their heads."""
 
 from __future__ import annotations
 
 import copy
-import types
+import dataclasses
 
-import psutil
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
-from benchmarks.growing.geometry import PRESETS, Geometry, parse_geometry
-from benchmarks.growing.grow import grow
-from hf_lossy_assist import pairs
-from hf_lossy_assist.errors import LossyUnsupportedError, LossyValueError
-from tests.tiny_models import VOCAB, prompt, tiny
+import hf_lossy_assist
+from benchmarks.gpu.growing import PRESETS, Geometry, grow, grow_head, grow_pair
+from hf_lossy_assist import JudgeHead, VerifierHead, pairs
+from hf_lossy_assist.heads import JudgeConfig, ModelIdentity, VerifierConfig
+from tests.tiny_models import VOCAB, noisy_copy, prompt
 
-GEOMETRIES = [
-    "layers=5",
-    "hidden=48",
-    "intermediate=77",
-    "head_dim=24",
-    "hidden=64,heads=8,kv_heads=8",
-    "hidden=96,heads=12,kv_heads=4,layers=3",
-    "heads=16,kv_heads=4,hidden=160,head_dim=16,vocab=100",
+SIZES = [
+    {"layers": 5},
+    {"hidden": 48},
+    {"intermediate": 77},
+    {"head_dim": 24},
+    {"hidden": 64, "heads": 8, "kv_heads": 8},
+    {"hidden": 96, "heads": 12, "kv_heads": 4, "layers": 3},
+    {"heads": 16, "kv_heads": 4, "hidden": 160, "head_dim": 16, "vocab": 100},
 ]
+
+
+def wider(model, **sizes):
+    """Return a model's geometry with other sizes."""
+    return dataclasses.replace(Geometry.of(model.config), **sizes)
 
 
 def llama(**options):
@@ -48,25 +52,29 @@ def bundled():
     return pairs.load("arithmetic")
 
 
-@pytest.mark.parametrize("geometry", GEOMETRIES)
-def test_logits_are_those_of_the_small_model(geometry):
+@pytest.mark.parametrize("sizes", SIZES)
+def test_logits_are_those_of_the_small_model(sizes):
     model, ids = llama(), prompt(24)
     before = copy.deepcopy(model.state_dict())
-    grown = grow(model, parse_geometry(geometry))
+    grown = grow(model, wider(model, **sizes))
     said, wanted = logits(grown, ids), logits(model, ids)
     torch.testing.assert_close(said[..., :VOCAB], wanted, rtol=1e-4, atol=2e-4)
     assert not (said[..., VOCAB:] > wanted.amin(-1, keepdim=True) - 100).any()
-    assert Geometry.of(grown.config) == parse_geometry(geometry).over(Geometry.of(model.config))
+    assert Geometry.of(grown.config) == wider(model, **sizes)
     for key, value in model.state_dict().items():
         assert torch.equal(value, before[key])
 
 
 @pytest.mark.parametrize(
-    "geometry",
-    ["layers=7", "hidden=512", "hidden=576,heads=9,kv_heads=9,intermediate=1024", "hidden=512,heads=16,vocab=1000"],
-)
-def test_the_bundled_target_says_the_same_when_it_is_large(bundled, geometry):
-    grown = grow(bundled.target, parse_geometry(geometry))
+    "sizes",
+    [
+        {"layers": 7}, {"hidden": 512, "head_dim": 64},
+        {"hidden": 576, "heads": 9, "kv_heads": 9, "head_dim": 64, "intermediate": 1024},
+        {"hidden": 512, "heads": 16, "vocab": 1000},
+    ],
+)  # fmt: skip
+def test_the_bundled_target_says_the_same_when_it_is_large(bundled, sizes):
+    grown = grow(bundled.target, wider(bundled.target, **sizes))
     for example in bundled.task.examples("test", 2):
         ids = bundled.tokenizer(example.prompt + example.solution, return_tensors="pt")["input_ids"]
         said, wanted = logits(grown, ids), logits(bundled.target, ids)
@@ -78,7 +86,7 @@ def test_the_bundled_target_says_the_same_when_it_is_large(bundled, geometry):
 
 
 def test_what_enters_the_head_begins_with_the_small_model_s_state(bundled):
-    grown = grow(bundled.target, parse_geometry("hidden=512,vocab=1000,layers=5"))
+    grown = grow(bundled.target, wider(bundled.target, hidden=512, head_dim=64, vocab=1000, layers=5))
     ids = torch.arange(5, 60)[None]
     with torch.no_grad():
         small, large = (m.model(input_ids=ids).last_hidden_state for m in (bundled.target, grown))
@@ -92,7 +100,7 @@ def test_padded_tokens_are_never_chosen():
         model.model.norm.weight.fill_(-3.0)
     wanted = logits(model, ids)[0, -1]
     assert (wanted < -10).all()
-    grown = grow(model, parse_geometry("hidden=128,vocab=5000"))
+    grown = grow(model, wider(model, hidden=128, head_dim=32, vocab=5000))
     said = logits(grown, ids)[0, -1]
     assert said.argmax() == wanted.argmax()
     assert (said / 2).softmax(-1)[VOCAB:].sum() == 0
@@ -101,14 +109,14 @@ def test_padded_tokens_are_never_chosen():
         state = grown.model(input_ids=ids).last_hidden_state[0, -1]
         masks = torch.empty(200, 128).bernoulli_(0.5, generator=torch.Generator().manual_seed(0)) * 2
         assert (grown.lm_head(state * masks).argmax(-1) < VOCAB).all()
-    half = grow(model.bfloat16(), parse_geometry("hidden=128,vocab=5000"))
+    half = grow(model.bfloat16(), wider(model, hidden=128, head_dim=32, vocab=5000))
     assert half.dtype == torch.bfloat16
     assert logits(half, ids)[0, -1].argmax() < VOCAB
     assert (logits(half, ids).isfinite()).all()
 
 
 def test_a_grown_model_survives_saving(tmp_path):
-    grown = grow(llama(), parse_geometry("hidden=128,head_dim=16,layers=3,vocab=90"))
+    grown = grow(model := llama(), wider(model, hidden=128, head_dim=16, layers=3, vocab=90))
     grown.save_pretrained(tmp_path)
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path).eval()
     ids = prompt(20)
@@ -116,7 +124,7 @@ def test_a_grown_model_survives_saving(tmp_path):
 
 
 def test_padding_that_is_never_seen_is_not_zero():
-    grown = grow(llama(), parse_geometry("layers=4,hidden=64,intermediate=96"))
+    grown = grow(model := llama(), wider(model, layers=4, hidden=64, head_dim=16, intermediate=96))
     added = grown.model.layers[3]
     seen = [x.weight for x in (added.self_attn.q_proj, added.self_attn.v_proj, added.mlp.gate_proj, added.mlp.up_proj)]
     for weight in (*seen, grown.model.layers[0].mlp.up_proj.weight[48:]):
@@ -127,46 +135,82 @@ def test_padding_that_is_never_seen_is_not_zero():
 
 def test_presets_are_the_published_sizes():
     assert PRESETS["llama-8b"] == Geometry(4096, 32, 32, 8, 128, 14336, 128256)
-    for name, billions in (("llama-1b", 1.5), ("llama-3b", 3.6), ("llama-8b", 8.0), ("llama-70b", 70.6)):
+    for name, billions in (("llama-1b", 1.5), ("llama-8b", 8.0), ("llama-70b", 70.6)):
         with torch.device("meta"):  # untied, as grown models are
             model = LlamaForCausalLM(LlamaConfig(**PRESETS[name].config_fields()))
         assert sum(p.numel() for p in model.parameters()) / 1e9 == pytest.approx(billions, rel=0.01)
-    assert parse_geometry("llama-8b,layers=2") == Geometry(4096, 2, 32, 8, 128, 14336, 128256)
 
 
-@pytest.mark.parametrize("text", ["llama-9b", "layer=3", "layers=0", "layers=-2", "layers=two", "llama-1b,layers", ""])
-def test_unreadable_geometries(text):
-    with pytest.raises(LossyValueError, match=rf"`--grow`.*'{text.removeprefix('llama-1b,')}'"):
-        parse_geometry(text)
+@pytest.fixture(scope="module")
+def small():
+    target = llama(num_hidden_layers=1)
+    return pairs.Pair(target, noisy_copy(target, 0.05), None, None)
 
 
-@pytest.mark.parametrize(
-    ("geometry", "message"),
-    [
-        ("layers=1", "`layers` of a grown model has to be >= 2"),
-        ("hidden=70,heads=8", "`heads` of a grown model has to divide its `hidden` 70"),
-        ("heads=8,kv_heads=5,hidden=64", "`kv_heads` of a grown model has to divide its `heads` 8"),
-        ("head_dim=20", "`head_dim` of a grown model has to be a multiple of 8, but is 20"),
-        ("heads=4,kv_heads=4,vocab=80", "`hidden` of a grown model has to be >= 96 where `vocab` grows"),
-        ("llama-70b,layers=80", "GiB, but only 1.0 GiB are free on 'cpu'"),  # before it is made
-    ],
-)
-def test_sizes_that_do_not_go_together_or_do_not_fit(geometry, message, monkeypatch):
-    monkeypatch.setattr(psutil, "virtual_memory", lambda: types.SimpleNamespace(available=2**30))
-    with pytest.raises(LossyValueError, match=message):
-        grow(llama(), parse_geometry(geometry))
+@pytest.fixture(scope="module")
+def large(small):
+    sizes = {"hidden": 96, "heads": 12, "kv_heads": 4, "vocab": 100}
+    return grow_pair(small, wider(small.target, **sizes), wider(small.draft, hidden=128, head_dim=32, vocab=100))
 
 
-YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 64}
+def identities(models):
+    return {role: ModelIdentity.of(model) for role, model in models_of(models).items()} | {"task": "none"}
 
 
-@pytest.mark.parametrize(
-    "model",
-    [
-        lambda: tiny("gpt2"), lambda: tiny("mistral"), lambda: llama(rope_parameters=YARN),
-        lambda: llama(num_key_value_heads=2), lambda: llama(tie_word_embeddings=False), lambda: llama(mlp_bias=True),
-    ],
-)  # fmt: skip
-def test_models_that_are_built_otherwise_are_refused(model):
-    with pytest.raises(LossyUnsupportedError, match="like those of the bundled pair"):
-        grow(model(), Geometry(layers=4))
+def models_of(pair):
+    return {"target": pair.target, "draft": pair.draft}
+
+
+def weight(width):
+    return torch.randn(width, generator=torch.Generator().manual_seed(0))
+
+
+@torch.no_grad()
+def states(models, ids):
+    return {role: getattr(models, role).model(input_ids=ids).last_hidden_state for role in ("target", "draft")}
+
+
+@pytest.mark.parametrize("read", ["target", "draft", "both"])
+@pytest.mark.parametrize("positions", ["draft", "both"])
+def test_judges_of_any_states(small, large, read, positions):
+    config = JudgeConfig(**identities(small), threshold=0.4, models=read, positions=positions)
+    head = JudgeHead(config, weight(config.width), 0.3)
+    grown = grow_head(head, models_of(large))
+    grown.check(large.target, large.draft)
+    assert (grown.config.threshold, grown.config.columns) == (0.4, config.columns)
+    ids = prompt(12)
+    said = []
+    for models, judge in ((small, head), (large, grown)):
+        seen = states(models, ids)
+        said.append(judge.logit(torch.cat([seen[name.split("_")[0]] for name in judge.config.columns], dim=-1)))
+    torch.testing.assert_close(said[1], said[0], rtol=1e-4, atol=1e-4)
+    assert head.weight.shape == (config.width,)
+
+
+def test_verifiers(small, large):
+    head = VerifierHead(VerifierConfig(**identities(small), position="previous"), weight(32), 0.1)
+    grown = grow_head(head, models_of(large))
+    ids = prompt(12)
+    torch.testing.assert_close(
+        grown.logit(states(large, ids)["draft"]), head.logit(states(small, ids)["draft"]), rtol=1e-4, atol=1e-4
+    )
+
+
+def test_a_judged_run_of_grown_models_is_that_of_the_small_ones(small, large):
+    head = JudgeHead(JudgeConfig(**identities(small), threshold=0.5), weight(32), 0.0)
+    runs = []
+    for models, own in ((small, head), (large, grow_head(head, models_of(large)))):
+        hf_lossy_assist.enable(models.target)
+        judged = {"assistant_model": models.draft, "lossy_mode": "judge", "lossy_head": own, "num_assistant_tokens": 4}
+        ids = models.target.generate(prompt(8), do_sample=False, max_new_tokens=24, pad_token_id=0, **judged)
+        runs.append((ids.tolist(), hf_lossy_assist.last_stats(models.target)))
+    assert runs[1][0] == runs[0][0]
+    assert runs[1][1].trace == runs[0][1].trace
+    assert runs[0][1].accepted_lossy > 0
+
+
+def test_a_pair_s_heads_grow_along(small):
+    head = JudgeHead(JudgeConfig(**identities(small), threshold=0.5), weight(32), 0.0)
+    models = dataclasses.replace(small, heads={"judge": head})
+    grown = grow_pair(models, wider(small.target, hidden=96), Geometry.of(small.draft.config))
+    grown.heads["judge"].check(grown.target, grown.draft)

@@ -85,8 +85,8 @@ def test_the_origin_of_a_measurement_has_no_folders(monkeypatch):
 
 
 def test_the_command_line_is_that_which_one_would_type(monkeypatch):
-    monkeypatch.setattr("sys.orig_argv", ["/bin/python", "-m", "benchmarks.grown_models", "evaluate"])
-    assert folder.command_line() == ["python", "-m", "benchmarks.grown_models", "evaluate"]
+    monkeypatch.setattr("sys.orig_argv", ["/bin/python", "-m", "benchmarks.offloaded", "evaluate"])
+    assert folder.command_line() == ["python", "-m", "benchmarks.offloaded", "evaluate"]
     before = folder.typed.set(("evaluate", "--out", "x"))
     assert folder.command_line() == ["lossy-assist", "evaluate", "--out", "x"]
     folder.typed.reset(before)

@@ -7,20 +7,54 @@ trained model that is padded to the sizes of a large one shows the large one's s
 from __future__ import annotations
 
 import copy
+import dataclasses
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-import psutil
 import torch
 from torch import Tensor, nn
-from transformers import LlamaForCausalLM, PreTrainedModel
+from torch.nn.functional import pad
+from transformers import PretrainedConfig, PreTrainedModel
 
-from hf_lossy_assist import LossyUnsupportedError, LossyValueError
+from hf_lossy_assist.heads import Head, ModelIdentity
+from hf_lossy_assist.pairs import Pair
 
-from .geometry import Geometry
 
-MIN_RESERVED = 64
-"""Fewest added hidden dimensions that can keep padded tokens out; DropMatch drops some of them."""
+@dataclass(frozen=True)
+class Geometry:
+    """The sizes of a Llama."""
+
+    hidden: int  # width of the residual stream
+    layers: int
+    heads: int  # of queries
+    kv_heads: int
+    head_dim: int
+    intermediate: int  # neurons of each feed-forward block
+    vocab: int  # rows of the embedding and of the LM head
+
+    @classmethod
+    def of(cls, config: PretrainedConfig) -> Geometry:
+        """Return the sizes of a Llama's configuration."""
+        return cls(**{name: getattr(config, field) for name, field in FIELDS.items()})
+
+    def config_fields(self) -> dict[str, int]:
+        """Return the sizes under the names that a Llama's configuration has for them."""
+        return {field: getattr(self, name) for name, field in FIELDS.items()}
+
+
+FIELDS: Mapping[str, str] = {
+    "hidden": "hidden_size", "layers": "num_hidden_layers", "heads": "num_attention_heads",
+    "kv_heads": "num_key_value_heads", "head_dim": "head_dim", "intermediate": "intermediate_size",
+    "vocab": "vocab_size",
+}  # fmt: skip
+"""The names of a Llama's configuration."""
+PRESETS: Mapping[str, Geometry] = {
+    "llama-1b": Geometry(2048, 16, 32, 8, 64, 8192, 128256),
+    "llama-8b": Geometry(4096, 32, 32, 8, 128, 14336, 128256),
+    "llama-70b": Geometry(8192, 80, 64, 8, 128, 28672, 128256),
+}
+"""Llama 3.2 1B, Llama 3.1 8B and 70B."""
 
 # Padded tokens are never chosen while the root mean square of the final norm's input is below this.
 _LARGEST_RMS = 1e3
@@ -47,7 +81,7 @@ class Reserve:
     eps: float
 
 
-def grow(model: PreTrainedModel, geometry: Geometry) -> PreTrainedModel:
+def grow(model: PreTrainedModel, new: Geometry) -> PreTrainedModel:
     """Return a model of a larger geometry that computes the same function, in the same dtype, on the same device.
 
     - **Width.** Added hidden dimensions hold zeros. A norm then divides by ``√(Σh²/D + ε·d/D)``, so its weights are
@@ -67,40 +101,23 @@ def grow(model: PreTrainedModel, geometry: Geometry) -> PreTrainedModel:
     Parameters
     ----------
     model
-        A Llama like those of the bundled pair; it is left as it is.
-    geometry
-        The wanted sizes, none of them smaller than the model's.
-
-    Raises
-    ------
-    LossyValueError
-        When a size is too small, or does not go with the others.
-    LossyUnsupportedError
-        When the model is built otherwise.
+        A Llama like those of the bundled pair: with a key head for each query head, plain rotary frequencies, tied
+        embeddings and no biases. It is left as it is.
+    new
+        The wanted sizes, none of them smaller than the model's. Heads have a multiple of the model's ``head_dim``. A
+        larger vocabulary needs 64 more hidden dimensions, since DropMatch drops some of those that keep padded tokens
+        out.
 
     Examples
     --------
     >>> from hf_lossy_assist import pairs
     >>> target = pairs.load("arithmetic").target
-    >>> grown = grow(target, Geometry(hidden=512, layers=6))
+    >>> grown = grow(target, dataclasses.replace(Geometry.of(target.config), layers=6))
     >>> ids = torch.tensor([[1, 5, 9]])
     >>> (grown(ids).logits - target(ids).logits).abs().max().item() < 1e-3
     True
     """
-    config = model.config
-    if not (
-        isinstance(model, LlamaForCausalLM)
-        and config.rope_parameters["rope_type"] == "default"
-        and config.num_key_value_heads == config.num_attention_heads
-        and config.tie_word_embeddings
-        and not (config.attention_bias or config.mlp_bias)
-    ):
-        raise LossyUnsupportedError(
-            "only Llamas like those of the bundled pair can be grown: with a key head for each query head, plain "
-            f"rotary frequencies, tied embeddings and no biases; this {config.model_type!r} is built otherwise"
-        )
-    old = Geometry.of(config)
-    new = geometry.over(old)
+    old = Geometry.of(model.config)
     reserve = _reserve(model, old, new)
     grown = _empty(model, new, reserve)
     _Filling(model, grown, old, new, reserve).run()
@@ -113,11 +130,6 @@ def _reserve(model: PreTrainedModel, old: Geometry, new: Geometry) -> Reserve:
     if new.vocab == old.vocab:
         return Reserve(0, 0.0, eps * old.hidden / new.hidden)
     dims = new.hidden - old.hidden
-    if dims < MIN_RESERVED:
-        raise LossyValueError(
-            f"`hidden` of a grown model has to be >= {old.hidden + MIN_RESERVED} where `vocab` grows from {old.vocab} "
-            f"to {new.vocab}, but is {new.hidden}"
-        )
     # A power of two is the same number in every precision.
     constant = 2.0 ** math.floor(math.log2(math.sqrt(eps * old.hidden / 2 / dims)))
     return Reserve(dims, constant, (eps * old.hidden - dims * constant**2) / new.hidden)
@@ -131,22 +143,11 @@ def _empty(model: PreTrainedModel, new: Geometry, reserve: Reserve) -> PreTraine
     config.dtype = model.dtype
     with torch.device("meta"):
         grown = type(model)(config).to(model.dtype)
-    _check_memory(grown, model.device)
     grown = grown.to_empty(device=model.device)
     grown.tie_weights()
     # Frequencies are not parameters, so emptying the model has lost them.
     grown.model.rotary_emb = type(grown.model.rotary_emb)(config).to(model.device)
     return grown
-
-
-def _check_memory(model: PreTrainedModel, device: torch.device) -> None:
-    needed = sum(p.numel() * p.element_size() for p in model.parameters())
-    free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else psutil.virtual_memory().available
-    if needed > free:
-        raise LossyValueError(
-            f"`--grow` makes a model of {needed / 2**30:.1f} GiB, but only {free / 2**30:.1f} GiB are free on "
-            f"{str(device)!r}; choose fewer layers, e.g. 'llama-8b,layers=4', or another `--dtype`"
-        )
 
 
 class _Filling:
@@ -228,3 +229,22 @@ class _Filling:
         for parameter in layer.parameters():
             for part in parameter.view(-1).split(len(self.noise)):
                 part.copy_(self.noise[: len(part)])
+
+
+def grow_pair(pair: Pair, target: Geometry, draft: Geometry) -> Pair:
+    """Return a pair in other geometries, of one vocabulary; its heads grow along."""
+    models = {"target": grow(pair.target, target), "draft": grow(pair.draft, draft)}
+    heads = {name: grow_head(head, models) for name, head in pair.heads.items()}
+    return dataclasses.replace(pair, **models, heads=heads)
+
+
+def grow_head(head: Head, models: Mapping[str, PreTrainedModel]) -> Head:
+    """Return a head whose scores of grown ``models``, by role, are those of ``head`` for the models before they grew.
+
+    A grown model's hidden state begins with the small model's own, so the weight is extended by zeros.
+    """
+    owners = [column.split("_")[0] for column in head.config.columns]
+    parts = head.weight.split([getattr(head.config, owner).hidden_size for owner in owners])
+    wide = [pad(part, (0, models[x].config.hidden_size - len(part))) for x, part in zip(owners, parts, strict=True)]
+    identities = {role: ModelIdentity.of(model) for role, model in models.items()}
+    return type(head)(dataclasses.replace(head.config, **identities), torch.cat(wide), head.bias)

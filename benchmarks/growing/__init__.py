@@ -1,1 +1,0 @@
-"""Models padded to the sizes of larger ones; ``benchmarks.grown_models`` is the command."""
