@@ -14,7 +14,7 @@ from .console import Console
 
 if TYPE_CHECKING:
     from ..evaluation.modes import DecodingMode
-    from ..inspection.page import InspectedText
+    from ..inspection import InspectedText
 
 GAMMA = 8
 
@@ -51,7 +51,7 @@ def inspect(
     from ..compat.models import device_of
     from ..core.statistics import TokenRecord
     from ..evaluation.requests import batches_of, run_request
-    from ..inspection.page import InspectedText, InspectionPage
+    from ..inspection import InspectedText, InspectionPage
 
     example = options.shown(prompt, models.pair)
     decoding.modes(modes, models, models.heads, GAMMA)  # before models are loaded

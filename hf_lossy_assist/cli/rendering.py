@@ -9,7 +9,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from ..decoding.progress import TokenStatusStreamer
-from ..inspection.page import Pieces
+from ..inspection import Pieces
 from .console import Console
 
 LOSSY_STYLE = "underline black on yellow"

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import LossyValueError
 
 if TYPE_CHECKING:
-    from ..inspection.page import InspectionPage
+    from ..inspection import InspectionPage
 
 
 @dataclass(frozen=True)
@@ -254,7 +254,7 @@ class LossyStats:
         >>> page.to_dict()["texts"][0]["figures"]["tokens"]
         '3'
         """
-        from ..inspection.page import InspectedText, InspectionPage  # needs a template engine
+        from ..inspection import InspectedText, InspectionPage  # needs a template engine
 
         rows = self.rows or (self,)
         if not 0 <= row < len(rows):

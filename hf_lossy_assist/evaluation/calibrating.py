@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -42,8 +42,44 @@ def calibrate(
     heads
         Trained heads, or their folders or repositories, by the rule that uses them.
     """
-    plan, answers = load_answers(folder)
-    return certificate_of(_with_modes(plan, modes), answers, max_loss, confidence, heads or {})
+    plan, found = load_answers(folder)
+    plan, answers, heads = _with_modes(plan, modes), by_mode(found), heads or {}
+    tested = _tested(plan, answers, max_loss, confidence)
+    certified = [each for each in tested if each.outcome == "certified"]
+    timed = all(each.tokens_per_second is not None for each in certified)
+
+    def pace(setting: TestedSetting) -> float:
+        """Return tokens per second, or per round if a certified setting was not timed."""
+        tokens, rounds = (
+            sum(getattr(x, name) for x in answers[setting.mode].values()) for name in ("tokens", "rounds")
+        )
+        return setting.tokens_per_second if timed else tokens / max(1, rounds)
+
+    best = max(certified, key=pace, default=None)
+    rule, sums, usual = None, {}, {}
+    if best is not None:
+        described = plan["modes"][best.mode]
+        used = {name: heads[name] for name in described["heads"] if name in heads}
+        if missing := described["heads"].keys() - used.keys():
+            name = min(missing)
+            raise LossyValueError(f"`heads` has to have the head of the rule {name!r}; add it")
+        run = LossyConfig.from_fields(best.config["lossy_mode"], best.config["lossy_config"], used or None)
+        rule, sums = run.in_full(), head_sums(run.rule)
+        if sums != described["heads"]:
+            raise LossyValueError(f"`heads` has to have those of the evaluation, but {sorted(sums)} have other weights")
+        texts = [own for _, own in sorted(answers[best.mode].items())]
+        usual = {
+            "mean_accepted": [own.accepted / max(1, own.rounds) for own in texts],
+            "lossy_share": [own.lossy / max(1, own.tokens) for own in texts],
+        }
+    return Certificate(
+        task=plan["task"], split=plan["split"], problems=len(plan["problems"]),
+        digest=hashlib.sha256(json.dumps([plan["problems"], plan.get("scoring")]).encode()).hexdigest(),
+        max_loss=max_loss, confidence=confidence, reference=plan["reference"],
+        chosen=None if best is None else best.mode, tested=tested, rule=rule,
+        temperature=plan["modes"][plan["reference"]]["temperature"],
+        target=plan["target"], draft=plan["draft"], heads=sums, usual=usual, versions=plan["runs"][-1],
+    )  # fmt: skip
 
 
 def problems_needed(
@@ -81,46 +117,6 @@ def families_of(plan: Mapping[str, Any]) -> dict[str, list[str]]:
             "a certificate names its draft, but prompt lookup has none; evaluate with a draft model alone"
         )
     return families
-
-
-def certificate_of(
-    plan: Mapping[str, Any], answers: Iterable[Answer], max_loss: float, confidence: float, heads: Mapping[str, Any]
-) -> Certificate:  # fmt: skip
-    modes = by_mode(answers)
-    tested = _tested(plan, modes, max_loss, confidence)
-    certified = [each for each in tested if each.outcome == "certified"]
-    timed = all(each.tokens_per_second is not None for each in certified)
-
-    def pace(setting: TestedSetting) -> float:
-        """Return tokens per second, or per round if a certified setting was not timed."""
-        tokens, rounds = (sum(getattr(x, name) for x in modes[setting.mode].values()) for name in ("tokens", "rounds"))
-        return setting.tokens_per_second if timed else tokens / max(1, rounds)
-
-    best = max(certified, key=pace, default=None)
-    rule, sums, usual = None, {}, {}
-    if best is not None:
-        described = plan["modes"][best.mode]
-        used = {name: heads[name] for name in described["heads"] if name in heads}
-        if missing := described["heads"].keys() - used.keys():
-            name = min(missing)
-            raise LossyValueError(f"`heads` has to have the head of the rule {name!r}; add it")
-        run = LossyConfig.from_fields(best.config["lossy_mode"], best.config["lossy_config"], used or None)
-        rule, sums = run.in_full(), head_sums(run.rule)
-        if sums != described["heads"]:
-            raise LossyValueError(f"`heads` has to have those of the evaluation, but {sorted(sums)} have other weights")
-        texts = [own for _, own in sorted(modes[best.mode].items())]
-        usual = {
-            "mean_accepted": [own.accepted / max(1, own.rounds) for own in texts],
-            "lossy_share": [own.lossy / max(1, own.tokens) for own in texts],
-        }
-    return Certificate(
-        task=plan["task"], split=plan["split"], problems=len(plan["problems"]),
-        digest=hashlib.sha256(json.dumps([plan["problems"], plan.get("scoring")]).encode()).hexdigest(),
-        max_loss=max_loss, confidence=confidence, reference=plan["reference"],
-        chosen=None if best is None else best.mode, tested=tested, rule=rule,
-        temperature=plan["modes"][plan["reference"]]["temperature"],
-        target=plan["target"], draft=plan["draft"], heads=sums, usual=usual, versions=plan["runs"][-1],
-    )  # fmt: skip
 
 
 def _tested(

@@ -163,8 +163,8 @@ _LABELS: Mapping[str, tuple[str, str]] = {
 def render_card(config: HeadConfig, folder: Path) -> str:
     """Return the Markdown model card of a head with its metadata; it shows the ``roc.png`` in ``folder``, if any.
 
-    The card uses the provenance's ``command``, ``versions``, ``pair``, ``datasets`` and ``license``, and the commands
-    of its ``data``, if present.
+    The card uses the provenance's ``argv``, ``versions``, ``pair``, ``datasets`` and ``license``, and the commands of
+    its ``data``, if present.
     """
     import jinja2  # needed for cards only
 
@@ -187,8 +187,7 @@ def _commands(provenance: Mapping[str, Any]) -> list[str]:
     """Return the commands that made a head, each once: those of the data first."""
     data = provenance.get("data", {})
     runs = [run for part in (data, *data.get("others", ())) for run in part.get("runs", ())]
-    found = [shlex.join(run["argv"]) for run in runs if run.get("argv")]
-    return list(dict.fromkeys([*found, *filter(None, [provenance.get("command")])]))
+    return list(dict.fromkeys(shlex.join(run["argv"]) for run in (*runs, provenance) if run.get("argv")))
 
 
 def card_metadata(config: HeadConfig) -> ModelCardData:

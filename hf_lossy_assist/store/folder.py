@@ -69,11 +69,11 @@ def writing(path: Path) -> Iterator[None]:
         ) from error
 
 
-def folder_lock(folder: Path, name: str = LOCK) -> FileLock:
+def folder_lock(folder: Path) -> FileLock:
     """Make a folder if it is missing, and return its lock. The holder, a thread, may take it again."""
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
-        with _lock(folder / name) as lock:
+        with _lock(folder / LOCK) as lock:
             return lock
 
 

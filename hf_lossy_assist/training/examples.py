@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import platform
-import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -20,7 +19,7 @@ from ..compat.models import versions_of
 from ..errors import LossyValueError
 from ..heads import ModelIdentity, columns
 from ..heads.identity import differing_models
-from ..store.folder import command_line, without_folder, without_folders
+from ..store.folder import command_line, without_folders
 from ..version import __version__
 from .labelling import Mined, load_mined
 
@@ -159,7 +158,6 @@ class Origin:
         versions = {"hf_lossy_assist": __version__, "Python": platform.python_version()}
         record = {
             **self.card,
-            "command": shlex.join(map(without_folder, command_line())),  # for cards
             "argv": command_line(),
             "versions": versions | versions_of("torch", "transformers", "scikit-learn", "numpy"),
             "date": datetime.now(UTC).isoformat(timespec="seconds"),

@@ -47,7 +47,7 @@ def folds_of(examples: Examples, *, seed: int = 0) -> list[Split]:
     cut = StratifiedGroupKFold(min(FOLDS, len(np.unique(prompts))), shuffle=True, random_state=seed)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # a class of few tokens is refused below, if it has to be
-        folds = list(cut.split(labels, labels, prompts)) if labels.any() and not labels.all() else []
+        folds = list(cut.split(labels, labels, prompts)) if both_classes(labels) else []
     if not folds or not all(both_classes(labels[others]) for others, _ in folds):
         positive, negative = (len(np.unique(prompts[labels == label])) for label in (True, False))
         raise LossyValueError(

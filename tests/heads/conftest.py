@@ -38,7 +38,7 @@ def judge(target: PreTrainedModel, draft: PreTrainedModel) -> JudgeHead:
         threshold=0.125,
         thresholds=(ThresholdRow(0.5, 0.8, 0.9), ThresholdRow(0.125, 0.9, 0.7), ThresholdRow(0.01, 0.99, 0.2)),
         metrics={"auc": 0.9375},
-        provenance={"command": "lossy-assist train judge --data D --out H", "versions": {"torch": "2.13.0"}},
+        provenance={"argv": "lossy-assist train judge --data D --out H".split(), "versions": {"torch": "2.13.0"}},
     )
     generator = torch.Generator().manual_seed(0)
     return JudgeHead(config, torch.randn(32, generator=generator), torch.randn((), generator=generator))

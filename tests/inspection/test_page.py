@@ -11,7 +11,7 @@ import pytest
 
 from hf_lossy_assist import LossyStats, LossyValueError
 from hf_lossy_assist.core.statistics import TokenRecord, TokenScores
-from hf_lossy_assist.inspection.page import FATES, InspectedText, InspectionPage
+from hf_lossy_assist.inspection import FATES, InspectedText, InspectionPage
 from tests.inspection.texts import HOSTILE, WORDS, Words
 
 JUDGED = TokenScores(0.25, 0.5, ((3, 0.75), (1, 0.25)), {"<rank>": 2.0}, (2, 0.125, None))

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from hf_lossy_assist.core.statistics import TokenRecord, TokenScores
-from hf_lossy_assist.inspection.page import FATES, InspectedText, InspectionPage
+from hf_lossy_assist.inspection import FATES, InspectedText, InspectionPage
 from tests.inspection.texts import HOSTILE, WORDS, Words
 
 SAID = TokenScores(0.25, 0.5, ((3, 0.75), (1, 0.25)), {"rank": 2}, (4, 0.125, None))
