@@ -100,9 +100,8 @@ def fields_of(mode: DecodingMode, known: dict[str, Any]) -> dict[str, Any]:
     """Return the lossy fields of ``generate()`` once they are checked; a certificate brings its own heads."""
     from ..generation.config import LossyConfig
 
-    heads = {} if "certificate" in mode.settings else known
-    own = {rule: heads[rule] for rule in mode.rules if rule in heads} or mode.head
-    fields = {"lossy_mode": mode.rule, "lossy_config": dict(mode.settings), "lossy_head": own}
+    head = mode.heads_of({} if "certificate" in mode.settings else known)
+    fields = {"lossy_mode": mode.rule, "lossy_config": dict(mode.settings), "lossy_head": head}
     LossyConfig.from_fields(*fields.values())
     return fields
 

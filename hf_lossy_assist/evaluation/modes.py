@@ -115,6 +115,10 @@ class DecodingMode:
         own = {"lossy_mode": self.rule, "lossy_config": dict(self.settings)} if self.rule else dict(self.settings)
         return {**engine, **own, "num_assistant_tokens": self.gamma}
 
+    def heads_of(self, known: Mapping[str, Head]) -> Any:
+        """Return ``lossy_head``: the heads of its rules that are known, else its own."""
+        return {rule: known[rule] for rule in self.rules if rule in known} or self.head
+
     def described(self, heads: Mapping[str, Head]) -> dict[str, Any]:
         """Return all that its texts depend on besides models and prompts."""
         nucleus = {} if self.top_p == 1 else {"top_p": self.top_p}
@@ -125,8 +129,8 @@ class DecodingMode:
         """Tell whether a lossy rule decides as the lossless one here: by its setting, or since nothing is drawn."""
         if self.rule in (None, "lossless") or "certificate" in self.settings:
             return False
-        own = {rule: heads[rule] for rule in self.rules if rule in heads} or self.head
-        rule, drawn = LossyConfig.from_fields(self.rule, dict(self.settings), own).rule, self.temperature is not None
+        rule = LossyConfig.from_fields(self.rule, dict(self.settings), self.heads_of(heads)).rule
+        drawn = self.temperature is not None
         longest = self.gamma if isinstance(self.gamma, int) else None
         return rule.is_lossless(drawn) or rule.check_mode(drawn, longest) is not None
 
@@ -188,8 +192,7 @@ class DecodingMode:
         if self.rule is None and self.settings.get("cache") == "static":
             keywords["cache_implementation"] = "static"
         if self.rule is not None:
-            known = pair.rule_heads
-            heads = {name: known[name] for name in self.rules if name in known} or self.head
+            heads = self.heads_of(pair.rule_heads)
             keywords |= {
                 "lossy_config": {**self.settings, "seed": seed},
                 **({"lossy_head": heads} if heads else {}),
