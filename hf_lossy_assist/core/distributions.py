@@ -107,3 +107,21 @@ def kl_divergence(p: Tensor, q: Tensor) -> Tensor:
 def total_variation(p: Tensor, q: Tensor) -> Tensor:
     """Return ``Σ |p - q| / 2``, in [0, 1]."""
     return (p - q).abs().sum(-1) / 2
+
+
+STEP = -0x61C8864680B583EB
+"""By which SplitMix64's state grows (Steele et al. 2014); its numbers of 64 bits are signed here, and wrap around."""
+MIX = (30, -0x40A7B892E31B1A47), (27, -0x6B2FB644ECCEEE15)
+"""Its shifts, and the factors after them."""
+
+
+def mixed(x: Tensor) -> Tensor:
+    """Return 64 bits for each int64, a function of it that looks random: SplitMix64's finaliser."""
+    for shift, factor in MIX:
+        x = (x ^ shifted(x, shift)) * factor
+    return x ^ shifted(x, 31)
+
+
+def shifted(x: Tensor, bits: int) -> Tensor:
+    """Shift int64 to the right as unsigned."""
+    return x >> bits & (1 << 64 - bits) - 1

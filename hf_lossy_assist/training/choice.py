@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from ..core.distributions import MIX, STEP, mixed, shifted
 from ..errors import LossyValueError
 from ..models.reading import CachedText, grouped, read_text
 
@@ -25,8 +26,6 @@ Ids = tuple[int, ...]
 MOST_LOGITS = 1 << 27
 
 _MASK = (1 << 64) - 1
-_GOLDEN = 0x9E3779B97F4A7C15
-_MIX = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
 
 
 class Choice(Protocol):
@@ -64,10 +63,10 @@ class GumbelMax(Choice):
             raise LossyValueError(f"`temperature` has to be a number > 0, but is {self.temperature}")
 
     def context(self, ids: Iterable[int]) -> int:
-        return reduce(self.extend, ids, _mix((self.seed + _GOLDEN) & _MASK))
+        return reduce(self.extend, ids, _mix((self.seed + STEP) & _MASK))
 
     def extend(self, context: int, token: int) -> int:
-        return _mix((context ^ ((token + 1) * _GOLDEN)) & _MASK)
+        return _mix((context ^ ((token + 1) * STEP)) & _MASK)
 
     def choose(self, logits: Tensor, contexts: list[int]) -> list[int]:
         scores = logits.to(torch.float64) / self.temperature
@@ -81,30 +80,22 @@ def gumbel(contexts: list[int], vocabulary: int, device: torch.device | str = "c
     """
     state = torch.tensor([_signed(context) for context in contexts], device=device)[:, None]
     counter = torch.arange(1, vocabulary + 1, device=device)[None]
-    bits = state + counter * _signed(_GOLDEN)
-    for shift, factor in zip((30, 27), _MIX, strict=True):
-        bits = (bits ^ _shift(bits, shift)) * _signed(factor)
-    bits = bits ^ _shift(bits, 31)
+    bits = mixed(state + counter * STEP)
     # 53 bits, kept away from 0 and 1. Small values become the large, exact tail of the Gumbel distribution.
-    uniform = (_shift(bits, 11).to(torch.float64) + 0.5) * 2.0**-53
+    uniform = (shifted(bits, 11).to(torch.float64) + 0.5) * 2.0**-53
     return -torch.log(-torch.log1p(-uniform))
 
 
 def _mix(x: int) -> int:
     """Scramble 64 bits as SplitMix64 does."""
-    x = ((x ^ (x >> 30)) * _MIX[0]) & _MASK
-    x = ((x ^ (x >> 27)) * _MIX[1]) & _MASK
+    for shift, factor in MIX:
+        x = ((x ^ (x >> shift)) * factor) & _MASK
     return x ^ (x >> 31)
 
 
 def _signed(x: int) -> int:
     """Reinterpret 64 bits as int64."""
     return x - (1 << 64) if x >> 63 else x
-
-
-def _shift(x: Tensor, bits: int) -> Tensor:
-    """Shift int64 to the right as unsigned."""
-    return (x >> bits) & ((1 << (64 - bits)) - 1)
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from ...acceptors import DroppedHeads
 from ...acceptors.base import decide
-from ...core.distributions import Randomness
+from ...core.distributions import STEP, Randomness, mixed
 from ...core.limits import BoundLimits
 from ...core.messages import Decision, Verification
 from ...core.shapes import Chain
@@ -30,9 +30,6 @@ from .settings import EngineSettings
 
 NOTHING = -1
 """Where a request's output has no token."""
-
-_MIX = (-0x40A7B892E31B1A47, -0x6B2FB644ECCEEE15)  # SplitMix64's factors as signed numbers
-_STEP = -0x61C8864680B583EB
 
 
 def seed_of(request: str, seed: int) -> int:
@@ -43,7 +40,7 @@ def seed_of(request: str, seed: int) -> int:
 
 def keys_of(seeds: Tensor, positions: Tensor) -> Tensor:
     """Return ``(N,)`` one key for each seed and position, all int64."""
-    return _mixed(seeds + _mixed(positions.long() + 1))
+    return mixed(seeds + mixed(positions.long() + 1))
 
 
 class KeyedRandomness(Randomness):
@@ -70,20 +67,9 @@ class KeyedRandomness(Randomness):
     def _bits(self, shape: tuple[int, ...]) -> Tensor:
         """Return 64 random bits for each cell of ``shape``, whose first dimension is that of the keys."""
         self._draws += 1
-        rows = _mixed(self.keys + self._draws)
-        cells = torch.arange(1, prod(shape[1:]) + 1, device=rows.device) * _STEP
-        return _mixed(rows[:, None] + cells).reshape(shape)
-
-
-def _mixed(x: Tensor) -> Tensor:
-    """SplitMix64's finaliser (Steele et al. 2014); int64 wraps around, and shifts have to be made logical."""
-    x = (x ^ _shifted(x, 30)) * _MIX[0]
-    x = (x ^ _shifted(x, 27)) * _MIX[1]
-    return x ^ _shifted(x, 31)
-
-
-def _shifted(x: Tensor, bits: int) -> Tensor:
-    return x >> bits & (1 << 64 - bits) - 1
+        rows = mixed(self.keys + self._draws)
+        cells = torch.arange(1, prod(shape[1:]) + 1, device=rows.device) * STEP
+        return mixed(rows[:, None] + cells).reshape(shape)
 
 
 @dataclass(frozen=True, eq=False)
