@@ -76,42 +76,6 @@ _Calls = Mapping[int, tuple[float, float]]
 """Tokens and seconds of calls, by their number."""
 
 
-@dataclass(frozen=True, eq=False)
-class _Comparison:
-    """All answers of an evaluation, with what each mode is compared with."""
-
-    modes: Mapping[str, Mapping[int, Answer]]
-    reference: str
-    seen: Mapping[str, _Calls]
-    fastest: Mapping[str, str]  # by the name of a baseline
-
-    def row(self, label: str) -> ModeScore:
-        own, others = self.modes[label], self.modes.get(self.reference, {})
-        both = [(own[i], others[i]) for i in sorted(own.keys() & others.keys())]
-        compared = [] if label == self.reference else both
-        tokens, rounds, accepted, cut = (
-            sum(getattr(answer, name) for answer in own.values()) for name in ("tokens", "rounds", "accepted", "cut")
-        )
-        scored = all(answer.score is not None for answer in own.values())
-        apart = (0.0, 0.0, 0.0)
-        if compared and scored:
-            apart = paired_interval([a.score for a, _ in compared], [b.score for _, b in compared])
-        timed = [pair for pair in compared if None not in (pair[0].seconds, pair[1].seconds)]
-        seconds = sum(answer.seconds for answer in own.values()) if label in self.seen else None
-        return ModeScore(
-            label, fmean(answer.score for answer in own.values()) if scored else None, len(own), *apart,
-            *((accepted / rounds, tokens / rounds) if rounds else (0.0, 0.0)),
-            None if seconds is None else tokens / seconds, 100 * rounds / tokens if tokens else 0.0,
-            sum(a.text == b.text for a, b in both), tokens / len(own), _apart("tokens", compared),
-            None if seconds is None else seconds / len(own), None if seconds is None else _apart("seconds", timed),
-            cut / len(own), None if seconds is None else self._speed(label),
-        )  # fmt: skip
-
-    def _speed(self, label: str) -> Speed:
-        own = self.seen[label]
-        return Speed({name: _times(own, self.seen[other]) for name, other in self.fastest.items()}, len(own))
-
-
 def mode_scores(
     answers: Iterable[Answer],
     reference: str,
@@ -135,8 +99,37 @@ def mode_scores(
         if all(answer.seconds is not None for answer in own.values())
     }
     fastest = fastest_of({label: _pace(calls) for label, calls in seen.items()}, baselines, reference)
-    comparison = _Comparison(modes, reference, seen, fastest)
-    return [comparison.row(label) for label in modes]
+    speeds = {
+        label: Speed({name: _times(calls, seen[other]) for name, other in fastest.items()}, len(calls))
+        for label, calls in seen.items()
+    }
+    others = modes.get(reference, {})
+    return [_score(label, own, others, label == reference, speeds.get(label)) for label, own in modes.items()]
+
+
+def _score(
+    label: str, own: Mapping[int, Answer], others: Mapping[int, Answer], is_reference: bool, speed: Speed | None
+) -> ModeScore:  # fmt: skip
+    """Sum up one mode, and compare it with the reference's answers, ``others``; without a speed it was not timed."""
+    both = [(own[i], others[i]) for i in sorted(own.keys() & others.keys())]
+    compared = [] if is_reference else both
+    tokens, rounds, accepted, cut = (
+        sum(getattr(answer, name) for answer in own.values()) for name in ("tokens", "rounds", "accepted", "cut")
+    )
+    scored = all(answer.score is not None for answer in own.values())
+    apart = (0.0, 0.0, 0.0)
+    if compared and scored:
+        apart = paired_interval([a.score for a, _ in compared], [b.score for _, b in compared])
+    timed = [pair for pair in compared if None not in (pair[0].seconds, pair[1].seconds)]
+    seconds = None if speed is None else sum(answer.seconds for answer in own.values())
+    return ModeScore(
+        label, fmean(answer.score for answer in own.values()) if scored else None, len(own), *apart,
+        *((accepted / rounds, tokens / rounds) if rounds else (0.0, 0.0)),
+        None if seconds is None else tokens / seconds, 100 * rounds / tokens if tokens else 0.0,
+        sum(a.text == b.text for a, b in both), tokens / len(own), _apart("tokens", compared),
+        None if seconds is None else seconds / len(own), None if seconds is None else _apart("seconds", timed),
+        cut / len(own), speed,
+    )  # fmt: skip
 
 
 def _calls(answers: Mapping[int, Answer], size: int) -> _Calls:
