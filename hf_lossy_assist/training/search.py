@@ -191,13 +191,10 @@ class Searches:
         if (prompt := next(self._source, None)) is not None:
             cost = ResponseCost()
             self.writer.begin(slot, prompt, cost)
-            self._running[slot] = _Running(prompt, cost, self.search(prompt))
+            start = self.chosen.start(prompt.id)
+            steps = search(prompt.example, self.task, self.decode, chosen=self.chosen, start=start)
+            self._running[slot] = _Running(prompt, cost, steps)
             self._reply(slot, None)
-
-    def search(self, prompt: Prompt) -> Generator[Request, Any, Found]:
-        """Return the search of one prompt."""
-        start = self.chosen.start(prompt.id)
-        return search(prompt.example, self.task, self.decode, chosen=self.chosen, start=start)
 
     def _reply_all(self, replies: Iterable[tuple[int, Any]]) -> None:
         for slot, reply in replies:

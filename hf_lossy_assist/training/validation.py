@@ -80,12 +80,12 @@ def rates(examples: Examples, scores: NDArray[np.floating], threshold: float) ->
     return float(above[examples.labels].mean()), float(above[~examples.labels].mean())
 
 
-def auc_draws(
+def auc_interval(
     examples: Examples, scores: NDArray[np.floating], *, draws: int = 500, seed: int = 0
-) -> NDArray[np.float64]:
-    """Return the ROC-AUC of bootstrap samples of the prompts, since tokens of one prompt are dependent.
+) -> tuple[float, float]:
+    """Return the ends between which 95 % of the ROC-AUCs lie of bootstrap samples of the prompts.
 
-    Samples with a single class are left out.
+    Tokens of one prompt are dependent. Samples with a single class are left out; if all are, the ends are 0 and 1.
     """
     rng = np.random.default_rng(seed)
     _, owner = np.unique(examples.prompts, return_inverse=True)
@@ -99,7 +99,8 @@ def auc_draws(
         negative = np.bincount(level, weights=times * ~examples.labels)
         if pairs := positive.sum() * negative.sum():
             areas.append(positive @ (negative.cumsum() - negative / 2) / pairs)
-    return np.array(areas)
+    low, high = np.quantile(areas, (0.025, 0.975)) if areas else (0.0, 1.0)
+    return float(low), float(high)
 
 
 def auc_of(examples: Examples, scores: NDArray[np.floating]) -> float:
@@ -107,18 +108,6 @@ def auc_of(examples: Examples, scores: NDArray[np.floating]) -> float:
     from sklearn.metrics import roc_auc_score
 
     return float(roc_auc_score(examples.labels, scores, sample_weight=examples.weights))
-
-
-def quantiles(draws: NDArray[np.float64]) -> tuple[float, float]:
-    """Return the ends between which 95 % of the draws lie; 0 and 1 if there are none."""
-    low, high = np.quantile(draws, (0.025, 0.975)) if len(draws) else (0.0, 1.0)
-    return float(low), float(high)
-
-
-def area_of(examples: Examples, scores: NDArray[np.floating], *, seed: int) -> dict[str, float]:
-    """Return the ROC-AUC on examples and its interval, as metrics."""
-    low, high = quantiles(auc_draws(examples, scores, seed=seed))
-    return {"auc": auc_of(examples, scores), "auc_low": low, "auc_high": high}
 
 
 @dataclass(frozen=True, eq=False)
@@ -187,13 +176,14 @@ def fit(choices: Mapping[str, Sequence[str]], strengths: Sequence[float], exampl
         features = examples.features(choices[choice])
         final = pipeline_of(strength).fit(features, labels, **weights)
     scaler, regression, fitted = final[0], final[-1], final.predict_proba(features)[:, 1]
+    low, high = auc_interval(examples, found[best], seed=seed)
     by_state = {f"auc_{name}": max(area for one, area in areas.items() if one[0] == name) for name in choices}
     return Fitted(
         choice,
         {"weight": regression.coef_, "bias": regression.intercept_, "mean": scaler.mean_, "scale": scaler.scale_},
         found[best], fitted,
         {
-            **area_of(examples, found[best], seed=seed), "train_auc": auc_of(examples, fitted),
+            "auc": areas[best], "auc_low": low, "auc_high": high, "train_auc": auc_of(examples, fitted),
             **(by_state if len(choices) > 1 else {}), "C": strength, "folds": len(folds), **examples.counts(),
         },
     )  # fmt: skip

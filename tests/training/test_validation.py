@@ -11,11 +11,10 @@ from sklearn.metrics import roc_auc_score
 from hf_lossy_assist import LossyValueError
 from hf_lossy_assist.training.examples import Examples
 from hf_lossy_assist.training.validation import (
-    auc_draws,
+    auc_interval,
     both_classes,
     folds_of,
     largest_threshold,
-    quantiles,
     rates,
     recall_and_skipped,
 )
@@ -27,8 +26,8 @@ def examples_of(labels, prompts=None) -> Examples:
     return Examples({}, np.asarray(labels), np.zeros(len(labels), dtype=int) if prompts is None else prompts)
 
 
-def auc_interval(labels, scores, prompts, **options) -> tuple[float, float]:
-    return quantiles(auc_draws(examples_of(labels, prompts), scores, **options))
+def interval_of(labels, scores, prompts, **options) -> tuple[float, float]:
+    return auc_interval(examples_of(labels, prompts), scores, **options)
 
 
 @settings(max_examples=200)
@@ -69,7 +68,7 @@ def test_the_interval_is_that_of_areas_over_drawn_prompts():
     for _ in range(300):
         drawn = np.concatenate([np.flatnonzero(prompts == i) for i in rng.integers(12, size=12)])
         areas.append(roc_auc_score(labels[drawn], scores[drawn]))
-    found = auc_interval(labels, scores, prompts, draws=2000)
+    found = interval_of(labels, scores, prompts, draws=2000)
     assert found == pytest.approx(tuple(np.quantile(areas, [0.025, 0.975])), abs=0.03)
 
 
@@ -80,7 +79,7 @@ def test_the_interval_covers_the_area_nineteen_times_in_twenty():
     for _ in range(60):
         labels = rng.random(400) < 0.3
         scores = rng.normal(size=400) + np.sqrt(2) * labels
-        low, high = auc_interval(labels, scores, np.arange(400) // 4, draws=200)
+        low, high = interval_of(labels, scores, np.arange(400) // 4, draws=200)
         covered.append(low <= 0.8413 <= high)
     # Binomial(60, 0.95) is below 50 with a probability of 2e-4.
     assert sum(covered) >= 50
@@ -91,14 +90,14 @@ def test_the_interval_knows_that_tokens_of_a_prompt_go_together():
     rng = np.random.default_rng(1)
     labels = rng.random(40) < 0.4
     scores = rng.normal(size=40) + labels
-    low, high = auc_interval(labels, scores, np.arange(40))
+    low, high = interval_of(labels, scores, np.arange(40))
     many = [np.repeat(x, 100) for x in (labels, scores, np.arange(40))]
-    assert auc_interval(*many) == pytest.approx((low, high))
+    assert interval_of(*many) == pytest.approx((low, high))
 
 
 def test_an_interval_without_evidence_is_everything():
     labels, prompts = np.array([True, False]), np.array([0, 1])
-    assert auc_interval(labels, np.array([0.9, 0.1]), prompts, draws=1, seed=0) in {(0.0, 1.0), (1.0, 1.0)}
+    assert interval_of(labels, np.array([0.9, 0.1]), prompts, draws=1, seed=0) in {(0.0, 1.0), (1.0, 1.0)}
 
 
 @pytest.mark.parametrize("seed", range(5))
