@@ -225,10 +225,6 @@ class Evaluation:
         total = sum(map(len, self.own_batches.values()))
         for _ in track(self.run(store), total=total, what="problems answered"):
             pass
-        return self.finish(store)
-
-    def finish(self, store: AnswerStore) -> EvaluationResult:
-        """Return the result of a store, and save it if the store has a folder."""
         with store.lock:  # or a process that has seen fewer answers could write last
             store.refresh()
             result = self.result(store)
