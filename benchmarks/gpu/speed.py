@@ -28,8 +28,6 @@ from .known_texts import is_known, pair_of, prompts
 from .run import Row, Run, heard
 
 Model: TypeAlias = PreTrainedModel
-WAYS: dict[str, dict[str, Any]] = {"graphs": {}, "compiled": {"compile": True}, "eager": {"compile": False}}
-"""``lossy_config`` of each way to run forwards."""
 GREEDY = FixedSampler(0, False, LogitsProcessorList(), None, SAME)
 PLAIN = "no drafts"
 ALPHA = 0.8
@@ -88,7 +86,7 @@ def _name(gamma: int) -> str:
 
 def _ours(run: Run, draft: Model, gamma: int) -> dict[str, Any]:
     ours = {"assistant_model": draft, "lossy_mode": "lossless", "num_assistant_tokens": gamma}
-    return ours | {"lossy_config": WAYS["compiled"], "compile_config": config(run)}
+    return ours | {"lossy_config": {"compile": True}, "compile_config": config(run)}
 
 
 def _options(run: Run) -> dict[str, Any]:
@@ -138,7 +136,7 @@ def batch(run: Run) -> None:
         for gamma in (4, 0):
             with run.step(f"batch of {rows}, γ = {gamma}") as begins:
                 if begins:
-                    kwargs = _ours(run, draft, gamma) | {"lossy_config": WAYS["graphs"], "compile_config": None}
+                    kwargs = _ours(run, draft, gamma) | {"lossy_config": {}, "compile_config": None}
                     row = decoded(run, target, texts[0], run.tokens(64), **kwargs)
                     run.say("first call", case=_name(gamma), rows=rows, **row, peak_gb=run.peak_gb())
                     cases[_name(gamma)] = _later(run, target, texts, kwargs, 64)

@@ -37,6 +37,14 @@ def test_a_pair_is_loaded_in_the_dtype_asked_for(tiny_pair_folder):
     assert pair.target.dtype == pair.draft.dtype == torch.bfloat16
 
 
+@pytest.mark.parametrize(("ends", "cut", "ended"), [((), False, 1), ((), True, 0), (("\n",), False, 0)])
+def test_an_answer_s_tokens_have_the_eos_that_ended_it(tiny_pair_folder, ends, cut, ended):
+    pair = pairs.load("arithmetic", folder=tiny_pair_folder)
+    pair = dataclasses.replace(pair, task=type("Ending", (type(pair.task),), {"ends": ends})())
+    ids = pair.tokenizer(" 7 apples.\n")["input_ids"][1:]  # without BOS
+    assert pair.tokens_of(" 7 apples.\n", cut) == [*ids, *[pair.tokenizer.eos_token_id] * ended]
+
+
 def test_an_unknown_pair_is_an_error_with_the_nearest_name():
     with pytest.raises(
         LossyValueError,
