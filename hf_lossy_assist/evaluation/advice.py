@@ -120,8 +120,8 @@ class Advice:
         one = next(one for one in self.replayed if one.mode.label == EVERYTHING)
         return self.row(one)
 
-    def best(self, mode: str | None = None, *, max_nats: float = MAX_NATS) -> Recommendation:
-        """Return the fastest setting: of one rule, or of all but ``everything`` whose loss is within a bound.
+    def best(self, mode: str | None = None) -> Recommendation:
+        """Return the fastest setting: of one rule, or of all but ``everything`` that lose at most 0.025 nats a token.
 
         No rule is recommended whose interval does not lie above the speed of ``lossless``, and no draft where drafting
         does not pay: the target alone is the setting then.
@@ -130,8 +130,6 @@ class Advice:
         ----------
         mode
             A rule as it stands in the table; any by default.
-        max_nats
-            The most log p that a token may give up in the mean.
 
         Raises
         ------
@@ -145,7 +143,7 @@ class Advice:
                 raise LossyValueError(f"`mode` has to be one of {known}, but is {mode!r}{nearest(mode, by_label)}")
             row = max((row for row in self.rows if row.mode == mode), key=lambda row: row.times_lossless)
         else:
-            rows = [row for row in self.rows if row.mode != EVERYTHING and row.nats <= max_nats]
+            rows = [row for row in self.rows if row.mode != EVERYTHING and row.nats <= MAX_NATS]
             row = max(rows, key=lambda row: row.times_lossless)
             row = row if row.low > 1 else self.row(self.replayed[0])
             if row.times_alone <= 1:

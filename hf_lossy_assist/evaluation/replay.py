@@ -122,8 +122,8 @@ def reduced(p: Tensor, q: Tensor) -> dict[str, Tensor]:
     return {"p": law(p), "q": law(q), "best": (ids == best).int().argmax(-1)}
 
 
-def processors_of(model: PreTrainedModel, prompt: Sequence[int], **keywords: object) -> LogitsProcessorList:
-    """Return the logits processors that a greedy ``generate()`` makes of a model's configuration and ``keywords``."""
+def processors_of(model: PreTrainedModel, prompt: Sequence[int]) -> LogitsProcessorList:
+    """Return the logits processors that a greedy ``generate()`` makes of a model's configuration."""
     found = []
 
     def take(model: object, input_ids: Tensor, logits_processor: object = None, **_: object) -> Tensor:
@@ -131,8 +131,7 @@ def processors_of(model: PreTrainedModel, prompt: Sequence[int], **keywords: obj
         return input_ids
 
     ids = torch.tensor([list(prompt)], device=device_of(model))
-    keywords = {"max_new_tokens": 1, "do_sample": False, "custom_generate": take, **keywords}
-    model.generate(ids, attention_mask=torch.ones_like(ids), **keywords)
+    model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=1, do_sample=False, custom_generate=take)
     return without_observers(found[0])
 
 

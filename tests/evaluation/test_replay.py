@@ -97,7 +97,8 @@ def test_a_text_longer_than_a_chunk_is_read_as_one(models, monkeypatch):
     answer = torch.randint(
         0, models.target.config.vocab_size, (30,), generator=torch.Generator().manual_seed(0)
     ).tolist()
-    processors = processors_of(models.target, [1, 2], repetition_penalty=1.3)
+    monkeypatch.setattr(models.target.generation_config, "repetition_penalty", 1.3)
+    processors = processors_of(models.target, [1, 2])
     assert len(processors) == 1
     whole = read_laws(models.target, models.draft, [1, 2], answer, processors)
     monkeypatch.setattr("hf_lossy_assist.models.reading.CHUNK", 7)
