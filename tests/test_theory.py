@@ -93,6 +93,25 @@ def test_runs_against_simulation(tpr: float, fpr: float, r: int):
         assert_mean(np.minimum(lengths, bound), theory.sprinter_expected_run_length(tpr, fpr, r, bound))
 
 
+def sprinter_texts(p, q, tpr: float, fpr: float, rng):
+    """Return tokens by algorithm 2."""
+    x, u = rng.choice(len(q), DRAWS, p=q), rng.random((3, DRAWS))
+    committed = u[0] < np.where(q <= p, tpr, fpr)[x]
+    kept = committed | (u[1] <= p[x] / q[x])
+    rest = np.maximum(p - q, 0)
+    corrected = np.searchsorted(np.cumsum(rest / rest.sum()), u[2])
+    return np.where(kept, x, corrected.clip(max=len(p) - 1))
+
+
+@pytest.mark.parametrize(("tpr", "fpr"), [(0.9, 0.3), (1.0, 0.0), (0.4, 1.0)])
+@pytest.mark.parametrize("seed", range(3))
+def test_sprinter_s_tokens_have_the_law_of_theorem_1(tpr: float, fpr: float, seed: int):
+    p, q = random_distributions(seed)
+    tokens = sprinter_texts(p, q, tpr, fpr, np.random.default_rng(seed))
+    for token, share in enumerate((1 - fpr) * p + fpr * q):
+        assert_mean((tokens == token).astype(float), share)
+
+
 def test_limits():
     run_length = theory.sprinter_expected_run_length
     assert run_length(1 - 1e-12, 0.5, 5) == pytest.approx(run_length(1, 0.5, 5)) == 6
