@@ -167,8 +167,18 @@ class Decoding:
         if self.synced:
             self.target.idle(self.texts.ids)
 
-    def finish(self, longest: int = 0) -> tuple[Tensor | GenerateLossyOutput, LossyStats]:
-        """Return the output and the statistics; ``longest`` is the most tokens of a batch of which this is one row."""
+    def finish(self) -> tuple[Tensor | GenerateLossyOutput, LossyStats]:
+        """Return the output and the statistics."""
+        texts, stats = self.close()
+        one = len(texts) == 1
+        if one:
+            self.target.runner.settle(texts)
+        if not self.outputs.as_dict:
+            return texts, stats
+        return self.outputs.finish(texts, stats, self.target.carried if one else {}), stats
+
+    def close(self, longest: int = 0) -> tuple[Tensor, LossyStats]:
+        """Return the texts and the statistics; ``longest`` is the most tokens of a batch of which this is one row."""
         progress, stats, outputs = self.progress, self.stats, self.outputs
         if progress.streamer is not None:
             progress.streamer.end()
@@ -177,20 +187,15 @@ class Decoding:
             stats.rows[row].cut(count)
             outputs.cut(row, count)
         texts = self.texts.finish([self.texts.prompt + count for count in generated.values()])
-        one = len(generated) == 1
         if outputs.wanted and (missing := longest - max(generated.values())) > 0:
             self._record_padding(texts, missing)
-        if one:
-            self.target.runner.settle(texts)
         result = stats.finish()
         warn_of_loss(self.target.model, stats.laps, max(generated.values()), result.accepted)
-        if not outputs.as_dict:
-            return texts, result
-        return outputs.finish(texts, result, self.target.carried if one else {}), result
+        return texts, result
 
     def _record_padding(self, text: Tensor, count: int) -> None:
         """Record ``count`` more tokens after a row ``text`` ``(1, L)``, where plain generation reads padding."""
         self.target.runner.rewind(text.shape[1] - 1)
         draft = Draft(text.new_full((1, count - 1), self.texts.pad))
         verification, output = self.target.verify(torch.cat([text, draft.tokens], dim=1), draft)
-        self.outputs.record([*self.outputs.rows], verification.logits, output, [count], len(draft))
+        self.outputs.record([*self.stats.rows], verification.logits, output, [count], len(draft))

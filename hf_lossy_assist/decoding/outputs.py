@@ -59,25 +59,23 @@ class GenerateLossyEncoderDecoderOutput(GenerateEncoderDecoderOutput):
 class OutputRecorder:
     """Collects the wanted outputs row by row, and joins the rows in the end.
 
-    ``prompt`` is the width of the prompts, and ``first`` the number of the first row. ``windows`` says how many keys
-    each attending layer keeps, None for all.
+    Runs that decode one row each share it. ``prompt`` is the width of the prompts.
+
+    Attributes
+    ----------
+    windows
+        How many keys each attending layer keeps for a forward over one token, None for all.
     """
 
-    def __init__(
-        self,
-        config: GenerationConfig,
-        rows: int = 1,
-        prompt: int = 0,
-        windows: Sequence[int | None] = (),
-        first: int = 0,
-    ) -> None:
+    windows: Sequence[int | None] = ()
+
+    def __init__(self, config: GenerationConfig, rows: int = 1, prompt: int = 0) -> None:
         self.as_dict = bool(config.return_dict_in_generate)
         asked = [name for name in OUTPUTS if getattr(config, f"output_{name}", False)] if self.as_dict else ()
         self.wanted = frozenset(asked)
         # Per row and name, one entry per token, as plain `generate()` gives it.
-        self.rows: dict[int, dict[str, list[Any]]] = {i: defaultdict(list) for i in range(first, first + rows)}
+        self.rows: dict[int, dict[str, list[Any]]] = {i: defaultdict(list) for i in range(rows)}
         self.prompt = prompt
-        self.windows = dict(enumerate(windows))
 
     def record(
         self, rows: Sequence[int], scores: Tensor, output: TargetOutput, counts: Sequence[int], drafted: int
@@ -114,7 +112,7 @@ class OutputRecorder:
     def finish(self, sequences: Tensor, stats: LossyStats, carried: Mapping[str, Any]) -> Any:
         """Return everything recorded, as tuples.
 
-        ``carried`` are the inputs that a run of one row handed on: its cache and, with an encoder, the encoder's
+        ``carried`` are inputs that forwards handed on: the cache of a single row and, with an encoder, the encoder's
         outputs.
         """
         scores, logits, states, weights = (self._given(name) if name in self.wanted else None for name in OUTPUTS)
@@ -142,7 +140,7 @@ class OutputRecorder:
         seen = []
         for i, layer in enumerate(weights):
             keys = self.prompt + token if len(self.rows) > 1 else layer.shape[-1]
-            window = self.windows.get(i) if token else None  # windows don't cut the prompt
+            window = self.windows[i] if token and i < len(self.windows) else None  # windows don't cut the prompt
             seen.append(_last(layer, keys if window is None else min(keys, window)))
         return tuple(seen)
 

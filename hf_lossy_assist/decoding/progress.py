@@ -118,7 +118,8 @@ class Progress:
                 self._by_row.append(criterion)
             else:
                 self._in_order.append(criterion)
-        self.asks_in_order = bool(self._in_order)
+        # Whether rows that are decoded apart take turns: none may be far ahead when criteria are asked, or time is up.
+        self.take_turns = bool(self._in_order) or any(type(x) is MaxTimeCriteria for x in self._by_row)
         self._asks = bool(self._by_row or self._in_order)
         self._pad = pad
         self._texts = prompts.long()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -32,7 +32,7 @@ from ..core.recorders import StatsRecorder
 from ..core.statistics import LossyStats, joined
 from ..core.texts import Texts
 from ..decoding.loop import Decoding
-from ..decoding.outputs import GenerateLossyOutput, OutputRecorder, side_by_side
+from ..decoding.outputs import GenerateLossyOutput, OutputRecorder
 from ..decoding.progress import Progress
 from ..decoding.unverified import UnverifiedDecoding
 from ..errors import LossyError, LossyUnsupportedError, LossyValueError, warn_once
@@ -189,14 +189,21 @@ class LossyCall:
             observe(logits_processor, self.model, call.ids, call.inputs)
         if (draft_inputs := self._draft_inputs(call)) is not None:
             call = replace(call, draft_inputs=draft_inputs)
-        decoding = partial(self._decoding, progress, randomness, adapters)
+        outputs = OutputRecorder(generation_config, call.batch, input_ids.shape[1])
+        decoding = partial(self._decoding, progress, randomness, adapters, outputs)
         with adapters.in_use():
             if apart:
-                return _decode_row_by_row(lambda i: decoding(call.alone(i), row=i), progress, call)
+                return _decode_row_by_row(lambda i: decoding(call.alone(i), row=i), progress, outputs, call)
             return decoding(call).decode()
 
     def _decoding(
-        self, progress: Progress, randomness: Randomness, adapters: RowAdapters, call: Prepared, row: int = 0
+        self,
+        progress: Progress,
+        randomness: Randomness,
+        adapters: RowAdapters,
+        outputs: OutputRecorder,
+        call: Prepared,
+        row: int = 0,
     ) -> Decoding:
         """Put a run together; ``row`` is the number of its first row in ``progress``."""
         acceptor, config = self.config.rule, call.config
@@ -207,10 +214,8 @@ class LossyCall:
         making = Making(call, processors, randomness)
         runner, draft_runner = choose_runners(self.kind, making, switch)
         runner.chunk = config.prefill_chunk_size
-        windows = ()
         if config.output_attentions:
-            windows = attention_windows(self.model, cache_of(call.inputs))
-        outputs = OutputRecorder(config, call.batch, call.ids.shape[1], windows, row)
+            outputs.windows = attention_windows(self.model, cache_of(call.inputs))
         reader = TargetReader(self.model, processors, acceptor, config.do_sample, randomness)
         making = replace(making, runner=draft_runner, returned=runner.returns_states)
         kind = Decoding if acceptor.unverified_drafting is None else UnverifiedDecoding
@@ -255,21 +260,14 @@ def _lossy_fields(config: GenerationConfig | None) -> dict[str, Any]:
     return {name: value for name in FIELDS if (value := getattr(config, name, None)) is not None}
 
 
-_PER_TOKEN = (
-    "scores", "logits", "hidden_states", "attentions", "decoder_hidden_states", "decoder_attentions",
-    "cross_attentions",
-)  # fmt: skip
-_OF_ENCODER = ("encoder_hidden_states", "encoder_attentions")
-
-
 def _decode_row_by_row(
-    make: Callable[[int], Decoding], progress: Progress, call: Prepared
+    make: Callable[[int], Decoding], progress: Progress, outputs: OutputRecorder, call: Prepared
 ) -> tuple[Tensor | GenerateLossyOutput, LossyStats]:
     """Decode rows apart, for drafters that follow one sequence's states and for encoder-decoder models.
 
-    ``make`` turns a row's number into its run; the runs share ``progress``. Rows are decoded one after another. Where
-    criteria are asked about the whole batch in order, the shortest text has the next round. Return the output of
-    ``generate()``, and the statistics.
+    ``make`` turns a row's number into its run; the runs share ``progress`` and ``outputs``. Rows are decoded one after
+    another, or take turns: then the shortest text has the next round. Return the output of ``generate()``, and the
+    statistics.
     """
     runs: dict[int, Decoding] = {}
     with ExitStack() as stack:
@@ -279,25 +277,14 @@ def _decode_row_by_row(
                 stack.enter_context(runs[i].in_use())
             runs[i].round()
         longest = max(progress.generated)
-        results, stats = zip(*(runs[i].finish(longest) for i in range(call.batch)), strict=True)
+        texts, stats = zip(*(runs[i].close(longest) for i in range(call.batch)), strict=True)
+    sequences = pad_sequence([text[0] for text in texts], batch_first=True, padding_value=call.padding)
     total = joined(stats)
-    if not call.config.return_dict_in_generate:
-        return _padded(results, call.padding), total
-    given: dict[str, Any] = {"sequences": _padded([x.sequences for x in results], call.padding)}
-    first = results[0]
-    for name in _PER_TOKEN:
-        if first.get(name) is not None:
-            given[name] = side_by_side([x[name] for x in results], name)
-    for name in _OF_ENCODER:  # which read the whole batch
-        if first.get(name) is not None:
-            given[name] = call.inputs["encoder_outputs"][name.removeprefix("encoder_")]
-    return type(first)(**given).with_stats(total), total
+    if not outputs.as_dict:
+        return sequences, total
+    return outputs.finish(sequences, total, {"encoder_outputs": call.inputs.get("encoder_outputs")}), total
 
 
 def _next_row(progress: Progress) -> int | None:
     going_on = [i for i, ended in enumerate(progress.ended) if not ended]
-    return min(going_on, key=lambda i: progress.generated[i] if progress.asks_in_order else i, default=None)
-
-
-def _padded(sequences: Sequence[Tensor], padding: int) -> Tensor:
-    return pad_sequence([x[0] for x in sequences], batch_first=True, padding_value=padding)
+    return min(going_on, key=lambda i: progress.generated[i] if progress.take_turns else i, default=None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
@@ -152,3 +153,35 @@ def test_the_same_where_rows_are_decoded_one_by_one(name: str):
             )
         )
     assert texts[0].tolist() == texts[1].tolist()
+
+
+class Sure(StoppingCriteria):
+    """Ends a row after a token that the target was sure of."""
+
+    def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
+        return scores[-1].softmax(-1).amax(-1) > 0.9
+
+
+def test_a_criterion_sees_the_scores_of_all_rows_that_are_decoded_one_by_one():
+    target = made("t5")
+    texts = [
+        target.generate(
+            **inputs(), **speculative, max_new_tokens=NEW, do_sample=False, stopping_criteria=[Sure()],
+            output_scores=True, return_dict_in_generate=True, eos_token_id=[5, 9],
+        ).sequences.tolist()
+        for speculative in ({}, {"assistant_model": noisy_copy(target, 0.01), "lossy_mode": "lossless"})
+    ]  # fmt: skip
+    assert texts[0] == texts[1]
+    assert len({row.index(0, 1) if 0 in row[1:] else NEW for row in texts[0]}) > 1
+
+
+def test_rows_that_are_decoded_one_by_one_share_the_time(monkeypatch):
+    target, ticks = made("t5"), [0.0]
+    draft = noisy_copy(target, 0.01)
+    monkeypatch.setattr(time, "time", lambda: ticks[0])
+    target.register_forward_pre_hook(lambda *_: ticks.__setitem__(0, ticks[0] + 1))
+    out = target.generate(
+        **inputs(), assistant_model=draft, lossy_mode="lossless", num_assistant_tokens=1,
+        do_sample=False, max_new_tokens=NEW, max_time=8.5, return_dict_in_generate=True,
+    )  # fmt: skip
+    assert sorted(row.rounds for row in out.lossy_stats.rows) == [3, 3, 4]
