@@ -139,8 +139,8 @@ def process_row(processor: Any, row: int, batch: int, ids: Tensor, scores: Tenso
     if batch == 1:
         return processor(ids, scores)
     if type(processor) is _CALLS_USER:  # a function need not know the texts of other rows
-        function = processor._prefix_allowed_tokens_fn
-        return _CALLS_USER(lambda _, text: function(row, text), 1)(ids, scores)
+        function, prompt = processor._prefix_allowed_tokens_fn, row // processor._num_beams
+        return _CALLS_USER(lambda _, text: function(prompt, text), 1)(ids, scores)
     return processor(ids.expand(batch, -1), scores.repeat(batch, 1))[row : row + 1]
 
 
