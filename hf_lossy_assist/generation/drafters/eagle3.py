@@ -288,8 +288,8 @@ class Eagle3Runner(HeadRunner):
         if self._mask is None:
             newest, text = torch.full((rows, 1), read, device=device), torch.ones(1, read - self._first, device=device)
         else:
-            there = self._covering(read + 1)[:, self._first :]
-            newest, text = there.sum(-1, keepdim=True) - 1, there[:, :-1]
+            there = self._covering(read + 1)
+            newest, text = there.sum(-1, keepdim=True) - 1, there[:, self._first : -1]
         sees = torch.cat([text.bool()[:, None].expand(rows, k, -1), tree.ancestors.to(device)], dim=-1)
         states = before[torch.arange(rows, device=device)[:, None], tree.parents.to(device)]
         return self._over(tokens, states, newest + tree.depths[:, -k:].to(device) - 1, sees[:, None])

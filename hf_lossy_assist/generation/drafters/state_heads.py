@@ -7,6 +7,7 @@ from abc import abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
 from functools import cached_property
 from typing import Any, ClassVar, Self
 
@@ -186,8 +187,12 @@ class HeadRunner(FixedRunner):
             self.seen = length
 
     def _move(self, shift: RowShift, ids: Tensor) -> None:
-        slots = shift.known(self.seen)
-        self.fixed.move(shift, slots)
+        slots, of_cache = shift.known(self.seen), shift
+        if self._first:  # the cache lacks the beginning, and now what not every row has
+            before, self._first = self._first, self._first + shift.width - min(shift.ends)
+            ends = tuple(end - before for end in shift.ends)
+            of_cache = replace(shift, ends=ends, width=shift.width - self._first)
+        self.fixed.move(of_cache, slots - self._first)
         if self._mask is not None or len(set(shift.ends)) > 1:
             mask = torch.ones_like(ids, dtype=torch.bool) if self._mask is None else self._covering(ids.shape[1])
             self._mask = shift.moved(mask.to(self.device), False)
@@ -206,8 +211,8 @@ class HeadRunner(FixedRunner):
         """Return positions ``(B, n)`` of the next ``count`` slots, and which slots up to them are no padding."""
         if self._mask is None:
             return torch.arange(self.seen, self.seen + count, device=self.device)[None], None
-        there = self._covering(self.seen + count)[:, self._first :]
-        return (there.cumsum(-1) - 1).clamp(min=0)[:, -count:], there
+        there = self._covering(self.seen + count)
+        return (there.cumsum(-1) - 1).clamp(min=0)[:, -count:], there[:, self._first :]
 
     def _anything(self, width: int) -> Tensor:
         """Return ``(rows, width, d)`` states for a trial."""

@@ -205,6 +205,36 @@ def test_settings_of_generation_leave_texts_plain(settings, case):
     assert_lossless(target, {"assistant_model": head, **of_drafts}, **inputs, **call)
 
 
+@of_each_kind
+def test_rows_of_a_prompt_that_is_read_in_chunks_are_plain_texts(kind):
+    target, head = TRAINED[kind]()
+    call = CALL | padded() | {"prefill_chunk_size": 5}
+    assert_lossless(target, {"assistant_model": head, "num_assistant_tokens": 3}, **call)
+
+
+@pytest.mark.parametrize("cache", [None, "static"])
+def test_slots_move_where_only_a_prompt_s_end_is_known(cache, monkeypatch):
+    target, head = TRAINED["DFlash"]()
+    unknown, propose = set(), ChainDrafter.propose
+
+    def compare(self, ids, layout, remaining):
+        draft, first = propose(self, ids, layout, remaining), self.source.runner._first
+        if len(draft) == 0:
+            return draft
+        unknown.add(first)
+        for i, (row, padding) in enumerate(zip(layout.rows, layout.left_padding, strict=True)):
+            begin = padding + max(LENGTHS) - LENGTHS[row]
+            expected = dflash_logits(target, head, ids[i, begin:], BLOCK - 1, max(0, first - begin))
+            torch.testing.assert_close(draft.logits[i], expected[: len(draft)], atol=2e-4, rtol=2e-4)
+        return draft
+
+    monkeypatch.setattr(ChainDrafter, "propose", compare)
+    call = CALL | padded() | {"prefill_chunk_size": 5, "cache_implementation": cache, "do_sample": False}
+    drafting = {"assistant_model": head, "num_assistant_tokens": BLOCK - 1}
+    target.generate(**call, **drafting, lossy_mode="lossless", lossy_config={"inspect": True})
+    assert len(unknown) > 2
+
+
 def test_confidence_ends_drafts():
     target, head = TRAINED["DFlash"]()
     drafting = {"assistant_model": head, "num_assistant_tokens": BLOCK - 1}
