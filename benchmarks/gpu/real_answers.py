@@ -29,7 +29,7 @@ def large(run: Run) -> None:
 
 def _rules_of(run: Run, part: str, name: str, target: Geometry, count: int) -> None:
     pair = pairs.load("arithmetic", dtype=run.dtype, device=run.device)
-    models = pair if run.tiny else grow_pair(pair, target, PRESETS["llama-1b"])
+    models, name = (pair, "as it is") if run.tiny else (grow_pair(pair, target, PRESETS["llama-1b"]), name)
     heads = models.rule_heads
     warm, *examples = pair.task.examples("test", 3 if run.tiny else count + 1)
 
