@@ -40,11 +40,16 @@ def frequency_switch(
     found = _switches(model)
     if not found:
         return None
-    ahead = 0 if positions is None else int(positions[..., -1].max()) + 1 - prompt
+    ahead = positions_ahead(positions, prompt)
     first = min(found, key=lambda x: (x.at, not x.with_every_token))
     if longest + ahead <= first.at:
         return None
     return FrequencySwitch(first.at - ahead, first.with_every_token) if rows == 1 else FrequencySwitch(-1, True)
+
+
+def positions_ahead(positions: Tensor | None, prompt: int) -> int:
+    """Return how much higher the positions ``(…, L)`` of prompts are than their ``prompt`` columns."""
+    return 0 if positions is None else int(positions[..., -1].max()) + 1 - prompt
 
 
 def changes_frequencies(model: PreTrainedModel) -> bool:
@@ -75,16 +80,16 @@ def keeps_positions(model: PreTrainedModel) -> bool:
     return kept and forward_accepts(model, "position_ids")
 
 
-_TABLES = ("wpe", "embed_positions", "position_embeddings", "position_embedding")
+_TABLES = ("wpe", "embed_positions", "position_embeddings", "position_embedding", "pos_encoding")
 _OF_IMAGES = "vision"  # some decoders hold the model that looks at images, with positions of its own
 
 
 def learned_positions(model: PreTrainedModel) -> int | None:
-    """Return how many positions a model's decoder has embeddings for; None where positions need none."""
+    """Return how many positions a model's decoder has a table of; None where positions need none."""
     decoder = model.get_decoder() if hasattr(model, "get_decoder") else model
     tables = [
-        module.num_embeddings - getattr(module, "offset", 0)
-        for name, module in decoder.named_modules()
-        if isinstance(module, nn.Embedding) and name.rpartition(".")[2] in _TABLES and _OF_IMAGES not in name
+        len(part) if isinstance(part, Tensor) else part.num_embeddings - getattr(part, "offset", 0)
+        for name, part in (*decoder.named_modules(), *decoder.named_buffers())
+        if isinstance(part, nn.Embedding | Tensor) and name.rpartition(".")[2] in _TABLES and _OF_IMAGES not in name
     ]
     return min(tables, default=None)

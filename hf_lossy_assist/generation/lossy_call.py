@@ -25,7 +25,7 @@ from ..compat.multimodal import (
     prepared_inputs,
     reads_by_column,
 )
-from ..compat.positions import FrequencySwitch, frequency_switch
+from ..compat.positions import FrequencySwitch, frequency_switch, learned_positions, positions_ahead
 from ..compat.processors import observe, without_observers
 from ..core.distributions import Randomness
 from ..core.recorders import StatsRecorder
@@ -218,10 +218,12 @@ class LossyCall:
             outputs.windows = attention_windows(self.model, cache_of(call.inputs))
         reader = TargetReader(self.model, processors, acceptor, config.do_sample, randomness)
         making = replace(making, runner=draft_runner, returned=runner.returns_states)
+        if (columns := learned_positions(self.model)) is not None:
+            columns -= max(runner.before, positions_ahead(call.inputs.get("position_ids"), call.ids.shape[1]))
         kind = Decoding if acceptor.unverified_drafting is None else UnverifiedDecoding
         return kind(
             texts,
-            target=Target(runner, reader, "logits" in outputs.wanted, switch),
+            target=Target(runner, reader, "logits" in outputs.wanted, switch, columns),
             drafter=self.kind.make(making),
             acceptor=acceptor,
             progress=progress,

@@ -86,6 +86,8 @@ class ModelRunner(ABC):
         How many tokens :meth:`draft` may draft, the fewest first; none where it isn't prepared.
     chunk
         The most tokens of a prompt in one forward, if the caller has said.
+    before
+        How many tokens a caller's cache holds in front of the text.
     hook
         Is entered around each forward whose output is returned.
     """
@@ -99,6 +101,7 @@ class ModelRunner(ABC):
     returns_states = False
     lengths: Sequence[int] = ()
     chunk: int | None = None
+    before = 0
     hook: AbstractContextManager[Any] = nullcontext()
 
     def forward(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,7 +25,7 @@ class Target:
     """The model that verifies drafts; its runner alone knows cache, mask, positions, and how much has been read.
 
     With ``keep_raw``, the unprocessed logits are kept for the caller. ``switch`` says where frequencies change with a
-    forward's width, which drafts must not cross.
+    forward's width, which drafts must not cross, and ``columns`` how many of a text the model has positions for.
     """
 
     def __init__(
@@ -33,9 +34,11 @@ class Target:
         reader: TargetReader,
         keep_raw: bool = False,
         switch: FrequencySwitch | None = None,
+        columns: int | None = None,
     ) -> None:
         self.runner = runner
         self.switch = switch
+        self.columns = sys.maxsize if columns is None else columns
         self.reader = reader
         self.keep_raw = keep_raw
         runner.hook = reader.hook
@@ -51,7 +54,7 @@ class Target:
 
     def room(self, length: int) -> int:
         """Return how many tokens a draft after texts of ``length`` may have."""
-        most = self.runner.forgettable(length)
+        most = min(self.runner.forgettable(length), max(0, self.columns - length))
         return most if self.switch is None else min(most, self.switch.room(length))
 
     def verify(self, candidate: Tensor, draft: Draft) -> tuple[Verification, TargetOutput]:

@@ -30,8 +30,8 @@ from hf_lossy_assist.compat.caches import cache_of
 from tests.acceptors.fixtures import verifier_head
 from tests.architectures import made
 from tests.nightly import nightly, spread
-from tests.parity import assert_same_rows
-from tests.tiny_models import _COMMON, noisy_copy, padded, prompt, tiny
+from tests.parity import assert_lossless, assert_same_rows
+from tests.tiny_models import _COMMON, VOCAB, noisy_copy, padded, prompt, tiny
 
 SWITCH = 24  # positions at which frequencies change
 NEW = 40
@@ -130,6 +130,8 @@ def with_positions(name: str, positions: int) -> PreTrainedModel:
 
 POSITIONS = {
     "gpt2": ("n_positions", None),
+    "gptj": ("n_positions", None),
+    "ctrl": ("n_positions", None),
     "opt": ("max_position_embeddings", None),
     "bart": ("max_position_embeddings", AutoModelForSeq2SeqLM),
     "whisper": ("max_target_positions", AutoModelForSpeechSeq2Seq),
@@ -159,6 +161,22 @@ def test_drafts_end_where_the_draft_model_s_positions_end(name: str, rows: int, 
     assert_same_rows(ours.sequences, plain)
     stats = last_stats(target)
     assert stats.drafted >= stats.accepted > 0
+
+
+@pytest.mark.parametrize(
+    ("name", "call"),
+    [("gpt2", {}), ("gpt2", padded()), ("gpt2", {"cache_implementation": "static"}), ("opt", {}), ("bart", {}),
+     ("ctrl", {}), *nightly([("gptj", {}), ("opt", padded())])],
+)  # fmt: skip
+@pytest.mark.parametrize("drafter", ["a longer text's", "its own"])
+def test_a_text_may_end_with_the_target_s_positions(name: str, call: dict, drafter: str):
+    """Also where the call would let it be longer: no draft reaches beyond them."""
+    target = with_positions(name, 30)
+    draft = target if drafter == "its own" else with_positions(name, 64)
+    ends = {"prefix_allowed_tokens_fn": lambda _, ids: [2] if len(ids) == 29 else [*range(3, VOCAB)]}
+    call = {"input_ids": prompt(), "max_length": 60, "eos_token_id": 2, "pad_token_id": 0} | ends | call
+    assert_lossless(target, {"assistant_model": draft, "num_assistant_tokens": 7}, **call)
+    assert last_stats(target).drafted > 0
 
 
 SPRINTER = {"lossy_mode": "sprinter", "lossy_config": {"max_draft": 7}, "do_sample": False, "eos_token_id": None}
