@@ -117,6 +117,9 @@ class Prepared:
 
 
 def mask_of(ids: Tensor, model_kwargs: dict[str, Any]) -> Tensor | None:
-    """Return the attention mask of ``ids`` ``(B, L)``: the end of the target's, which may cover a cache too."""
+    """Return the attention mask of ``ids`` ``(B, L)``, from which positions are counted.
+
+    It is the end of the target's, which may cover a cache too, and be of any type.
+    """
     mask = model_kwargs.get("attention_mask")
-    return None if mask is None else mask[:, -ids.shape[1] :]
+    return None if mask is None else mask[:, -ids.shape[1] :].long()

@@ -54,6 +54,14 @@ def test_every_architecture(architecture: str):
     assert ours.lossy_stats.target_calls == max(rounds)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bool])
+def test_a_mask_may_be_of_any_type(dtype: torch.dtype):
+    target = tiny("gpt2")
+    inputs = {name: value.to(dtype) if name == "attention_mask" else value for name, value in padded().items()}
+    plain, ours = both(target, noisy_copy(target), inputs)
+    assert_same_rows(ours.sequences, plain)
+
+
 def test_rows_end_apart_and_are_padded_on_the_right():
     target = tiny()
     free, _ = both(target, target)
