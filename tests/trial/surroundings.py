@@ -12,7 +12,7 @@ from accelerate import cpu_offload
 from accelerate.hooks import ModelHook, add_hook_to_module, remove_hook_from_module
 from transformers import PreTrainedModel
 
-from hf_lossy_assist.compat.models import unwrap
+from hf_lossy_assist.compat.models import innermost, unwrap
 
 
 @contextmanager
@@ -27,8 +27,8 @@ def default_dtype(dtype: torch.dtype) -> Iterator[None]:
 
 
 @contextmanager
-def _forward_replaced(change: Callable[..., Callable[..., object]], model: PreTrainedModel) -> Iterator[None]:
-    inner = unwrap(model)
+def forward_replaced(change: Callable[..., Callable[..., object]], model: PreTrainedModel) -> Iterator[None]:
+    inner = innermost(model)
     inner.forward = change(inner.forward)
     try:
         yield
@@ -63,8 +63,8 @@ def _offloaded(model: PreTrainedModel) -> Iterator[None]:
 SURROUNDINGS: Mapping[str, Callable[[PreTrainedModel], AbstractContextManager[None]]] = {
     "nothing": lambda model: nullcontext(),
     **{str(x): lambda model, x=x: default_dtype(x) for x in (torch.bfloat16, torch.float16, torch.float64)},
-    "wrapped": partial(_forward_replaced, _wrapped),
-    "autocast": partial(_forward_replaced, torch.autocast("cpu", enabled=False)),
+    "wrapped": partial(forward_replaced, _wrapped),
+    "autocast": partial(forward_replaced, torch.autocast("cpu", enabled=False)),
     "hooked": _hooked,
     "offloaded": _offloaded,
 }

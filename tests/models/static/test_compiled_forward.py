@@ -22,7 +22,8 @@ from hf_lossy_assist.models.static.cache_slot import StaticCacheSlot, give_back,
 from hf_lossy_assist.models.static.forwards import Compiling, FixedForward, states_of
 from tests.chains import Generating
 from tests.graphs import Backend
-from tests.tiny_models import noisy_copy, prompt, tiny
+from tests.parity import assert_same_rows
+from tests.tiny_models import noisy_copy, padded, prompt, tiny
 
 
 def slot_of(model) -> StaticCacheSlot:
@@ -61,6 +62,14 @@ def test_nothing_is_compiled_again(pair, backend):
         generate(pair, backend, new=24, length=5, seed=1)
         generate(pair, backend, new=9, length=9, seed=2)
     assert backend.graphs == 3
+
+
+def test_scores_and_logits_are_those_of_the_eager_loop(pair, backend):
+    fields = {"return_dict_in_generate": True, "output_scores": True, "output_logits": True}
+    eager, compiled = (generate(pair, backend, compile, **fields) for compile in (None, True))
+    assert torch.equal(eager.sequences, compiled.sequences)
+    for name in ("scores", "logits"):
+        torch.testing.assert_close(torch.stack(getattr(eager, name)), torch.stack(getattr(compiled, name)))
 
 
 def test_without_drafts_one_shape_is_compiled(pair):
@@ -263,3 +272,39 @@ def test_a_draft_that_shares_the_target_s_embeddings_is_compiled_too(pair):
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)
         assert generate((target, draft), "eager", new=8).equal(plain)
+
+
+@pytest.mark.parametrize(
+    ("more", "eos"),
+    [({"cache_implementation": "static"}, [5, 9, 20, 30, 40]), ({"lossy_config": {"compile": True}}, None)],
+)
+def test_rows_of_a_batch_end_apart(pair, more, eos):
+    greedy = padded() | {"do_sample": False, "eos_token_id": eos, "max_new_tokens": 24, "output_logits": True}
+    plain = pair[0].generate(**greedy, return_dict_in_generate=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # it has an effect
+        ours = pair[0].generate(
+            **greedy, return_dict_in_generate=True, assistant_model=pair[1], lossy_mode="lossless",
+            compile_config=CompileConfig(backend="eager"), **more,
+        )  # fmt: skip
+    assert_same_rows(ours.sequences, plain)
+    assert getattr(ours, CACHE) is None
+    for a, b in zip(ours.logits, plain.logits, strict=True):
+        for row in range(len(a)):
+            if eos is None:
+                torch.testing.assert_close(a[row], b[row], atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("compiling", [False, True])
+def test_what_a_cache_of_the_caller_holds_is_not_compiled_over(compiling: bool):
+    target, ids = tiny(), prompt(9)
+    greedy = {"do_sample": False, "eos_token_id": None, "max_new_tokens": 20}
+    plain = target.generate(ids, **greedy)
+    cache = StaticCache(config=target.config, max_cache_len=64)
+    with torch.no_grad():
+        target(input_ids=ids[:, :5], **{CACHE: cache}, use_cache=True)
+    ours = target.generate(
+        ids, **greedy, **{CACHE: cache}, assistant_model=noisy_copy(target, 0.02), lossy_mode="lossless",
+        lossy_config={"compile": compiling}, compile_config=CompileConfig(backend="eager"),
+    )  # fmt: skip
+    assert torch.equal(ours, plain)

@@ -11,7 +11,7 @@ from tests.eagle3_heads import trained_pair
 from tests.graphs import CASES, EAGER, RECORDINGS, Backend, both, generated, llamas
 from tests.tiny_models import padded
 
-# Each case by itself is recorded, and compiled, with one text and with a batch: see test_graphs and test_equality.
+# Each case by itself is recorded with one text and with a batch by test_graphs.
 NIGHTLY = pytest.mark.nightly
 
 
