@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 from hf_lossy_assist.generation.drafters.dflash import DFlash, DFlashConfig
 from hf_lossy_assist.generation.drafters.state_heads import LayerStates
 from tests.eagle3_heads import SIZES, filled, layer
-from tests.tiny_models import VOCAB, prompt, tiny
+from tests.tiny_models import VOCAB, prompts, tiny
 
 BLOCK = 6
 MASK = VOCAB - 1
@@ -65,7 +65,7 @@ def trained_dflash(target, prompts: torch.Tensor, steps: int = 60, **values) -> 
 def trained_pair(architecture: str = "llama") -> tuple[PreTrainedModel, DFlash]:
     """Return a target of an architecture and a head for it, the same ones to all who ask."""
     target = tiny(architecture)
-    return target, trained_dflash(target, torch.cat([prompt(seed=seed) for seed in range(4)]))
+    return target, trained_dflash(target, prompts())
 
 
 def published_values(head: DFlash, nested: bool = True) -> dict:

@@ -13,7 +13,7 @@ from transformers import LlamaConfig, PretrainedConfig, PreTrainedModel, Qwen3Co
 from hf_lossy_assist.drafting.state_head import StateHead, StoredHead
 from hf_lossy_assist.generation.drafters.eagle3 import Eagle3, Eagle3Config
 from hf_lossy_assist.generation.drafters.state_heads import LayerStates
-from tests.tiny_models import VOCAB, prompt, tiny
+from tests.tiny_models import VOCAB, prompts, tiny
 
 SIZES = {
     "vocab_size": VOCAB,
@@ -96,7 +96,7 @@ def trained_head(target, prompts: torch.Tensor, drafted: int = 48, steps: int = 
 def trained_pair(architecture: str = "llama") -> tuple[PreTrainedModel, Eagle3]:
     """Return a target of an architecture and a head for it, the same ones to all who ask."""
     target = tiny(architecture)
-    return target, trained_head(target, torch.cat([prompt(seed=seed) for seed in range(4)]))
+    return target, trained_head(target, prompts())
 
 
 def legacy_values(head: Eagle3, specforge: bool) -> dict:

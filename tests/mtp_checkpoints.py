@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from hf_lossy_assist.generation.drafters.mtp import Mtp, mtp_of
 from tests import eagle3_heads
 from tests.architectures import made
-from tests.tiny_models import prompt
+from tests.tiny_models import prompts
 
 
 def _maker(name: str, **sizes: Any) -> Callable[..., PreTrainedModel]:
@@ -94,10 +94,6 @@ def saved(model: PreTrainedModel, folder: Path) -> dict[str, Tensor]:
 
 def loaded(folder: Path) -> PreTrainedModel:
     return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-
-
-def prompts(rows: int = 4) -> Tensor:
-    return torch.cat([prompt(seed=seed) for seed in range(rows)])
 
 
 def taught(target: PreTrainedModel, steps: int = 60) -> Mtp:

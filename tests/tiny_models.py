@@ -96,6 +96,10 @@ def prompt(length: int = 7, seed: int = 0) -> torch.Tensor:
     return torch.randint(3, VOCAB, (1, length), generator=torch.Generator().manual_seed(seed))
 
 
+def prompts(rows: int = 4) -> torch.Tensor:
+    return torch.cat([prompt(seed=seed) for seed in range(rows)])
+
+
 LENGTHS = (7, 3, 11, 5)
 """Of the prompts of a batch."""
 

@@ -14,7 +14,7 @@ from hf_lossy_assist import VerifierHead
 from hf_lossy_assist.acceptors import Acceptor
 from hf_lossy_assist.heads import ModelIdentity, VerifierConfig
 from tests.acceptors.table import Law, Row, judge_head, output_law
-from tests.tiny_models import ConstantLM, constant
+from tests.tiny_models import ConstantLM, constant, prompt
 
 P = [0.34, 0.26, 0.17, 0.12, 0.08, 0.03]
 Q = [0.22, 0.36, 0.06, 0.16, 0.05, 0.15]
@@ -132,6 +132,23 @@ def assert_texts_have_the_law(
     """Compare drawn ``sequences``, which begin with the prompt, with :func:`law_of_texts`: chi-square at p > 1e-4."""
     texts, law = law_of_texts(model, prompt, k, tokens, temperature)
     assert chi_square_p(*pooled(count_texts(sequences[:, len(prompt) :], texts), law)) > 1e-4
+
+
+def assert_second_token_has_the_law(model, drafting: dict, temperature: float, rows: int) -> None:
+    """Draw a token of four after one that is always the same, so that there is a draft: chi-square at p > 1e-5."""
+    with torch.no_grad():
+        best = int(model(input_ids=prompt()).logits[0, -1].argmax())
+        kept = (model(input_ids=torch.cat([prompt(), torch.tensor([[best]])], 1)).logits[0, -1] / temperature).topk(4)
+    torch.manual_seed(0)  # for drafters that draw by themselves
+    out = model.generate(
+        prompt(), num_return_sequences=rows, **drafting, num_assistant_tokens=2, lossy_mode="lossless", do_sample=True,
+        lossy_config={"seed": 0}, top_k=0, temperature=temperature, max_new_tokens=3, eos_token_id=None,
+        prefix_allowed_tokens_fn=lambda _, ids: [best] if len(ids) == 7 else kept.indices.tolist(),
+        return_dict_in_generate=True,
+    )  # fmt: skip
+    counts = np.bincount(out.sequences[:, 8].numpy(), minlength=model.config.get_text_config().vocab_size)
+    assert 0.1 * rows < sum(row.trace[1] == "accepted" for row in out.lossy_stats.rows) < rows
+    assert chi_square_p(counts[kept.indices], kept.values.double().softmax(-1).numpy()) > 1e-5
 
 
 class TellingLM(ConstantLM):

@@ -17,13 +17,13 @@ from hf_lossy_assist.compat.models import forward_accepts
 from hf_lossy_assist.compat.probe import obstacle_to_rollback, shares_forwards
 from tests.architectures import COUNTING, ENCODERS, TYPED, family, made
 from tests.nightly import nightly, spread
-from tests.tiny_models import padded, prompt
+from tests.tiny_models import padded, prompt, prompts
 from tests.trial.calls import filled
 from tests.trial.exact import CHAINS, DRAFTERS, assert_refused, assert_right, exact
 
 ROWS = {
     "one": lambda: {"input_ids": prompt(), "attention_mask": torch.ones(1, 7).long()},
-    "equal": lambda: {"input_ids": torch.cat([prompt(seed=i) for i in range(3)]),
+    "equal": lambda: {"input_ids": prompts(3),
                       "attention_mask": torch.ones(3, 7).long()},
     "padded": padded,
 }  # fmt: skip

@@ -11,11 +11,10 @@ import torch
 from transformers import DeepseekV3Config, DeepseekV3ForCausalLM, RepetitionPenaltyLogitsProcessor, TopKLogitsWarper
 from transformers.modeling_layers import MtpModel
 
-from hf_lossy_assist import LossyError, LossyVerification
+from hf_lossy_assist import LossyError
 from hf_lossy_assist.acceptors import Lossless
 from hf_lossy_assist.generation.drafters.generators import GeneratorDrafter
-from tests.acceptors.fixtures import P, Repeating, chi_square_p
-from tests.nightly import nightly
+from tests.acceptors.fixtures import P, Repeating, assert_second_token_has_the_law, chi_square_p
 from tests.parity import assert_lossless
 from tests.tiny_models import VOCAB, constant, padded, prompt, tiny
 
@@ -83,36 +82,9 @@ def test_lossless_parity(drafted, asked: bool):
             torch.testing.assert_close(a[-1], b[-1], atol=1e-4, rtol=1e-4)
 
 
-def sample(target, loop: str, seed: int, **kwargs) -> tuple[torch.Tensor, tuple[str, ...]]:
-    """Return a text sampled losslessly in one of the loops, and where its tokens came from."""
-    if loop == "ours":
-        out = target.generate(**kwargs, lossy_mode="lossless", lossy_config={"seed": seed})
-        return out.sequences, out.lossy_stats.trace
-    with LossyVerification("lossless", target, seed=seed) as hook:
-        return target.generate(**kwargs, logits_processor=[hook]).sequences, hook.stats.trace
-
-
-@pytest.mark.parametrize("loop", nightly(["ours", "stock's"], but=["ours"]))
-def test_sampling_has_the_target_s_law(drafted, loop: str):
-    """200 tokens that were drafted, over 4: p > 1e-5 catches a law that is off by 0.2 anywhere."""
-    target, keywords = drafted
-    with torch.no_grad():
-        best = int(target(input_ids=prompt()).logits[0, -1].argmax())
-        logits = target(input_ids=torch.cat([prompt(), torch.tensor([[best]])], 1)).logits[0, -1] / 2.0
-    kept = logits.topk(4)
-    kwargs = GREEDY | {"do_sample": True, "top_k": 0, "temperature": 2.0, "max_new_tokens": 3, "input_ids": prompt()}
-    counts, accepted = np.zeros(VOCAB), 0
-    torch.manual_seed(0)
-    for seed in range(200):
-        ids, trace = sample(
-            target, loop, seed, **kwargs, **keywords,
-            prefix_allowed_tokens_fn=lambda _, ids: [best] if len(ids) == 7 else kept.indices.tolist(),
-        )  # fmt: skip
-        counts[ids[0, 8]] += 1
-        accepted += trace[1] == "accepted"
-    assert 20 < accepted < 200
-    law = kept.values.double().softmax(-1).numpy()
-    assert chi_square_p(counts[kept.indices], law) > 1e-5
+def test_sampling_has_the_target_s_law(drafted):
+    """Of 200 texts: p > 1e-5 catches a law that is off by 0.2 anywhere."""
+    assert_second_token_has_the_law(*drafted, 2.0, rows=200)
 
 
 def test_rows_of_a_batch_are_decoded_one_by_one(drafted):

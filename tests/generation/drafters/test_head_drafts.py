@@ -6,31 +6,25 @@ import itertools
 
 import pytest
 import torch
-from transformers import DynamicCache
 
 from hf_lossy_assist import LossyUnsupportedError, LossyValueError
-from hf_lossy_assist.compat.caches import CACHE
 from hf_lossy_assist.drafting.chain import ChainDrafter
 from hf_lossy_assist.generation.drafters.state_heads import LayerStates
 from tests import dflash_heads, eagle3_heads
 from tests.acceptors.fixtures import chi_square_p
-from tests.dflash_heads import BLOCK, SLIDING, random_dflash, trained_dflash
+from tests.dflash_heads import BLOCK, SLIDING, random_dflash
 from tests.eagle3_heads import random_head, trained_head
 from tests.encoder_decoders import made
 from tests.generation.drafters.uncached import dflash_logits, eagle3_logits
 from tests.nightly import nightly, spread
 from tests.parity import assert_lossless, assert_same_text
-from tests.tiny_models import ARCHITECTURES, LENGTHS, VOCAB, padded, prompt, tiny
+from tests.tiny_models import ARCHITECTURES, LENGTHS, VOCAB, padded, prompt, prompts, tiny
 
 CALL = {"max_new_tokens": 40, "eos_token_id": None}
 TRAINED = {"EAGLE-3": eagle3_heads.trained_pair, "DFlash": dflash_heads.trained_pair}
 LIMITED = {"EAGLE-3": random_head, "DFlash": lambda: random_dflash(drafted=24)}
 """Heads that draft some of the tokens only."""
 of_each_kind = pytest.mark.parametrize("kind", TRAINED)
-
-
-def prompts(rows: int = 4) -> torch.Tensor:
-    return torch.cat([prompt(seed=seed) for seed in range(rows)])
 
 
 # To train a head takes seconds.
@@ -80,40 +74,26 @@ DRAFTING = [
 
 
 @spread(drafting=DRAFTING, rows=[1, 4])
-def test_every_draft_is_what_published_code_says_about_the_text_alone(drafting, rows, monkeypatch):
+def test_every_draft_is_what_published_code_says_about_the_text_alone(drafting, rows, drafts):
     kind, architecture, settings = drafting
     target, head = TRAINED[kind](architecture)
     if settings:
         head = random_dflash(**settings)
-    compared, propose = [], ChainDrafter.propose
-
-    def compare(self, ids, layout, remaining):
-        draft = propose(self, ids, layout, remaining)
-        for i, (row, padding) in enumerate(zip(layout.rows, layout.left_padding, strict=True)):
-            n = len(draft) if draft.lengths is None else draft.lengths[i]
-            if n == 0:
-                continue
-            text = ids[i, padding + max(LENGTHS[:rows]) - LENGTHS[row] :]
-            tokens, logits = draft.tokens[i, :n], draft.logits[i, :n]
-            if kind == "DFlash":
-                expected = dflash_logits(target, head, text, BLOCK - 1)[:n]
-            else:
-                expected = eagle3_logits(target, head, text, tokens)
-            own = logits if head.d2t is None else logits[:, head.target_ids]
-            torch.testing.assert_close(own, expected, atol=2e-4, rtol=2e-4)
-            assert own.logsumexp(-1).allclose(logits.logsumexp(-1)), "other tokens are never drafted"
-            assert tokens.tolist() == logits.argmax(-1).tolist()
-            compared.append((len(ids), padding))
-        return draft
-
-    monkeypatch.setattr(ChainDrafter, "propose", compare)
     target.generate(
         **padded(LENGTHS[:rows]), assistant_model=head, num_assistant_tokens=4, do_sample=False, max_new_tokens=24,
         lossy_mode=["topk", "fsd"], eos_token_id=None if rows == 1 else 5,  # keeps some drafts, and wants to see q
         lossy_config={"topk": {"k": 24, "tolerance": 0.99}, "fsd": {"threshold": 1e-9}},
     )  # fmt: skip
-    assert len(compared) > 4
-    assert rows == 1 or len(set(compared)) > 2  # rows have been moved, and have left
+    assert len(drafts) > 4
+    for text, tokens, logits in drafts:
+        if kind == "DFlash":
+            expected = dflash_logits(target, head, text, BLOCK - 1)[: len(tokens)]
+        else:
+            expected = eagle3_logits(target, head, text, tokens)
+        own = logits if head.d2t is None else logits[:, head.target_ids]
+        torch.testing.assert_close(own, expected, atol=2e-4, rtol=2e-4)
+        assert own.logsumexp(-1).allclose(logits.logsumexp(-1)), "other tokens are never drafted"
+        assert tokens.tolist() == logits.argmax(-1).tolist()
 
 
 @torch.no_grad()
@@ -235,19 +215,6 @@ def test_slots_move_where_only_a_prompt_s_end_is_known(cache, monkeypatch):
     assert len(unknown) > 2
 
 
-def test_confidence_ends_drafts():
-    target, head = TRAINED["DFlash"]()
-    drafting = {"assistant_model": head, "num_assistant_tokens": BLOCK - 1}
-    whole = assert_lossless(target, drafting, input_ids=prompt(), **CALL)[1].lossy_stats
-    ended = assert_lossless(
-        target, drafting | {"assistant_confidence_threshold": 0.5}, input_ids=prompt(), **CALL
-    )[1].lossy_stats  # fmt: skip
-    assert ended.drafted < whole.drafted
-    assert ended.acceptance_rate > whole.acceptance_rate
-    none = assert_lossless(target, drafting | {"assistant_confidence_threshold": 1.0}, input_ids=prompt(), **CALL)[1]
-    assert none.lossy_stats.drafted == none.lossy_stats.draft_calls  # each draft ends after a token
-
-
 def test_rows_of_a_batch_end_their_drafts_by_themselves(monkeypatch):
     target, head = TRAINED["DFlash"]()
     seen, propose = [], ChainDrafter.propose
@@ -268,19 +235,6 @@ def test_rows_of_a_batch_end_their_drafts_by_themselves(monkeypatch):
         eos_token_id=None,
     )  # fmt: skip
     assert len(set(seen)) > 2
-
-
-@of_each_kind
-def test_a_cache_of_the_caller_s_is_gone_on_from(kind):
-    target, head = TRAINED[kind]()
-    ids, call = prompt(seed=1), CALL | {"do_sample": False, "return_dict_in_generate": True}
-    plain = target.generate(ids, output_logits=True, **call)
-    cache = DynamicCache(config=target.config)
-    with torch.no_grad():
-        target(ids[:, :4], **{CACHE: cache})
-    ours = target.generate(ids, **{CACHE: cache}, assistant_model=head, lossy_mode="lossless", **call)
-    assert_same_text(ours.sequences, plain)
-    assert ours.lossy_stats.drafted > 0
 
 
 @of_each_kind
@@ -359,10 +313,3 @@ def test_a_head_without_embeddings_uses_the_target_s():
     head = trained_head(target, prompts(), own_embeddings=False)
     _, ours = assert_lossless(target, {"assistant_model": head, "num_assistant_tokens": 5}, input_ids=prompts(), **CALL)
     assert ours.lossy_stats.accepted > 0
-
-
-def test_a_trained_head_keeps_drafts_of_its_texts():
-    target = tiny("qwen3")
-    head = trained_dflash(target, prompts(), steps=40)
-    _, ours = assert_lossless(target, {"assistant_model": head, "num_assistant_tokens": 5}, input_ids=prompts(), **CALL)
-    assert ours.lossy_stats.mean_accepted > 1

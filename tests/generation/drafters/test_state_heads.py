@@ -10,12 +10,10 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 from transformers import CompileConfig, DynamicCache
-from transformers.generation.candidate_generator import CandidateGenerator
 
 from hf_lossy_assist import quantize_draft
 from hf_lossy_assist.compat.caches import CACHE
 from hf_lossy_assist.compat.probe import obstacle_to_rollback
-from hf_lossy_assist.drafting.chain import ChainDrafter
 from hf_lossy_assist.generation.drafters import lookup_first
 from hf_lossy_assist.generation.drafters.dflash import BlockDrafter
 from hf_lossy_assist.generation.drafters.lookup_first import _Row, price_of
@@ -23,7 +21,6 @@ from hf_lossy_assist.generation.drafters.mtp import mtp_of
 from hf_lossy_assist.models import recurrent
 from tests import dflash_heads, eagle3_heads
 from tests.acceptors.fixtures import assert_texts_have_the_law
-from tests.acceptors.table import PUBLISHED, SOME_ROWS, row_id
 from tests.architectures import family
 from tests.dflash_heads import BLOCK, random_dflash, trained_dflash
 from tests.generation.drafters.looking_up import sometimes
@@ -69,27 +66,13 @@ def heads(tmp_path_factory) -> Callable:
     return make
 
 
-@pytest.fixture
-def compared(monkeypatch) -> Callable:
-    """Compare all drafts with what a function says about each row's text alone; return the list of their lengths."""
-
-    def compare(expected: Callable[[Tensor, Tensor], Tensor]) -> list[int]:
-        lengths = []
-
-        def propose(self, ids, layout, remaining, propose=ChainDrafter.propose):
-            draft = propose(self, ids, layout, remaining)
-            for i, padding in enumerate(ids.ne(0).int().argmax(-1).tolist()):
-                if n := len(draft) if draft.lengths is None else draft.lengths[i]:
-                    said = expected(ids[i, padding:], draft.tokens[i, :n])[:n]
-                    torch.testing.assert_close(draft.logits[i, :n].softmax(-1), said.softmax(-1), atol=1e-4, rtol=0)
-                    assert draft.tokens[i, :n].tolist() == draft.logits[i, :n].argmax(-1).tolist()
-                    lengths.append(n)
-            return draft
-
-        monkeypatch.setattr(ChainDrafter, "propose", propose)
-        return lengths
-
-    return compare
+def assert_said(drafts, expected: Callable[[Tensor, Tensor], Tensor]) -> None:
+    """Compare all drafts with what a function says about each row's text alone."""
+    assert drafts
+    for text, tokens, logits in drafts:
+        said = expected(text, tokens)[: len(tokens)]
+        torch.testing.assert_close(logits.softmax(-1), said.softmax(-1), atol=1e-4, rtol=0)
+        assert tokens.tolist() == logits.argmax(-1).tolist()
 
 
 @pytest.fixture
@@ -128,22 +111,21 @@ SETTINGS = {
     case=[*(("DFlash", x) for x in SETTINGS), *((name, x) for name in ("EAGLE-3", "MTP") for x in list(SETTINGS)[:2])],
     inputs=INPUTS,
 )
-def test_a_text_is_looked_up_first(case, inputs, heads, compared, looks_up):
+def test_a_text_is_looked_up_first(case, inputs, heads, drafts, looks_up):
     """Also where some rows look up and others don't, and where rows end at different times."""
     name, setting = case
     target, drafting, expected = heads(name)
-    lengths = compared(expected)
     stats = counted(target, drafting | LOOKUP | SETTINGS[setting], **INPUTS[inputs])
-    assert lengths
+    assert_said(drafts, expected)
     assert 5 < stats.looked_up < stats.drafted
 
 
 @spread(name=["DFlash", "EAGLE-3"], inputs=INPUTS)
-def test_a_text_is_looked_up_first_in_graphs(name, inputs, heads, compared, looks_up, monkeypatch):
+def test_a_text_is_looked_up_first_in_graphs(name, inputs, heads, drafts, looks_up, monkeypatch):
     target, drafting, expected = heads(name)
-    recorder, lengths = record(monkeypatch, Recorder()), compared(expected)
+    recorder = record(monkeypatch, Recorder())
     stats = counted(target, drafting | LOOKUP, **INPUTS[inputs] | {"max_new_tokens": 40})
-    assert lengths
+    assert_said(drafts, expected)
     assert recorder.replays
     assert 5 < stats.looked_up < stats.drafted
 
@@ -181,24 +163,24 @@ BOTH_WAYS = [("qwen3_next", 1), ("mamba2", 32)]
 @pytest.mark.parametrize(
     ("name", "replay"), nightly([("qwen3_next", 1), *((name, 32) for name in HYBRIDS)], but=BOTH_WAYS)
 )
-def test_dflash_drafts_for_targets_with_recurrent_states(name, replay, compared, looks_up, monkeypatch):
+def test_dflash_drafts_for_targets_with_recurrent_states(name, replay, drafts, looks_up, monkeypatch):
     """They read kept tokens with the next draft, or before it; rows are decoded one after another."""
     target = family(name)[0]
     if obstacle_to_rollback(target, several=True) is not None:
         pytest.skip("this version's rows don't go on from a state alone as in a batch")
     monkeypatch.setattr(recurrent, "LONGEST_REPLAY", replay)
     head = trained_dflash(target, prompt(seed=1), steps=15, target_layers=(1,))
-    lengths = compared(lambda text, drafted: dflash_logits(target, head, text, BLOCK - 1))
     one, batch = INPUTS["one"], INPUTS["one"] | padded((3, 9))
     for inputs, more in ((one, {}), (one, {"speculation_type": "dflash"}), (batch, LOOKUP)):
         stats = counted(target, {"assistant_model": head} | more, **inputs)
         assert stats.accepted > 3 or more == LOOKUP
     assert stats.looked_up
-    assert len(lengths) > 10
+    assert len(drafts) > 10
+    assert_said(drafts, lambda text, drafted: dflash_logits(target, head, text, BLOCK - 1))
 
 
 @pytest.mark.parametrize("name", ["llama", *HYBRIDS[:1], "mistral"])
-def test_dflash_goes_on_from_a_cache_that_holds_the_beginning(name, compared):
+def test_dflash_goes_on_from_a_cache_that_holds_the_beginning(name, drafts):
     """The states of the beginning are unknown, so the head says what it would say if nothing stood before."""
     target = family(name)[0] if name in HYBRIDS else tiny(name)
     head, text = random_dflash(), prompt(9, seed=1)
@@ -207,13 +189,13 @@ def test_dflash_goes_on_from_a_cache_that_holds_the_beginning(name, compared):
     cache = DynamicCache(config=target.config)
     with torch.no_grad():
         target(text[:, :6], **{CACHE: cache})
-    lengths = compared(lambda text, drafted: dflash_logits(target, head, text, BLOCK - 1, unknown=6))
     ours = target.generate(
         text, **{CACHE: cache}, assistant_model=head, lossy_mode="lossless", lossy_config={"inspect": True},
         max_new_tokens=20, eos_token_id=None, do_sample=False, num_assistant_tokens=3,
     )  # fmt: skip
     assert_same_text(ours, plain)
-    assert len(lengths) > 5
+    assert len(drafts) > 5
+    assert_said(drafts, lambda text, drafted: dflash_logits(target, head, text, BLOCK - 1, unknown=6))
 
 
 def test_a_schedule_stays_within_a_block(monkeypatch):
@@ -249,44 +231,8 @@ def test_a_batch_s_rounds_compile_nothing_anew():
     assert backend.graphs == 4  # the target's, what a round has committed, a block, and the LM head
 
 
-def test_a_quantised_target_s_embeddings_and_head_are_read(compared):
+def test_a_quantised_target_s_embeddings_and_head_are_read(drafts):
     whole, head = dflash_heads.trained_pair()
     target = quantize_draft(whole, "int8")
-    compared(lambda text, drafted: dflash_logits(target, head, text, BLOCK - 1))
     assert counted(target, {"assistant_model": head}, **INPUTS["one"]).accepted > 3
-
-
-class Told(CandidateGenerator):
-    """Drafts what a DFlash head says about a text, computed without a cache, from the second round on."""
-
-    requires_model_outputs = False
-
-    def __init__(self, target, head, length: int, end: int) -> None:
-        self.said = functools.partial(dflash_logits, target, head, count=BLOCK - 1)
-        self.length, self.end = length, end
-
-    def get_candidates(self, input_ids, **kwargs):
-        n = min(4, self.end - input_ids.shape[1] - 1)
-        if n <= 0 or input_ids.shape[1] == self.length:
-            return input_ids, None
-        logits = self.said(input_ids[0])[None, :n]
-        return torch.cat([input_ids, logits.argmax(-1)], dim=-1), logits
-
-    def update_candidate_strategy(self, *args):
-        return
-
-
-@pytest.mark.parametrize("row", [*SOME_ROWS, *nightly(PUBLISHED)], ids=row_id)
-def test_every_rule_decides_dflash_s_drafts(row):
-    """Greedily as it decides about the same drafts of a user's own drafter; drawn texts have no such drafter."""
-    target, head = dflash_heads.trained_pair()
-    call = row.keywords(target, head, seed=0) | {"num_assistant_tokens": 4, "return_dict_in_generate": True}
-    if not row.config.get("published"):
-        told, one = Told(target, head, 7, 7 + INPUTS["one"]["max_new_tokens"]), INPUTS["one"]
-        greedy = [target.generate(**one, **call, do_sample=False, **drafter) for drafter in
-                  ({"assistant_model": head}, {"candidate_generator": told})]  # fmt: skip
-        assert greedy[0].sequences.equal(greedy[1].sequences)
-        assert greedy[0].lossy_stats.trace == greedy[1].lossy_stats.trace
-        assert 4 * greedy[0].lossy_stats.rounds > greedy[0].lossy_stats.drafted > 10
-    drawn = target.generate(**INPUTS["batch"], assistant_model=head, **call, do_sample=True)
-    assert counts(drawn, INPUTS["batch"]).drafted > 10
+    assert_said(drafts, lambda text, drafted: dflash_logits(target, head, text, BLOCK - 1))
