@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import torch
 from transformers import (
     BartConfig,
@@ -9,10 +11,11 @@ from transformers import (
     T5Config,
     T5ForConditionalGeneration,
     WhisperConfig,
+    WhisperForCausalLM,
     WhisperForConditionalGeneration,
 )
 
-from tests.tiny_models import VOCAB
+from tests.tiny_models import VOCAB, noisy_copy
 
 _IDS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 0, "vocab_size": VOCAB}
 _SMALL = {"d_model": 32, "encoder_layers": 1, "decoder_layers": 2, "encoder_attention_heads": 4,
@@ -43,3 +46,10 @@ def made(name: str):
     model = ARCHITECTURES[name]().eval()
     model.generation_config.eos_token_id = None
     return model
+
+
+def decoder_of(target, noise: float = 0.02, kind: type = WhisperForCausalLM):
+    """Return a draft without an encoder, as Distil-Whisper's."""
+    draft = kind(copy.deepcopy(target.config)).to(target.dtype).eval()
+    draft.load_state_dict(noisy_copy(target, noise).state_dict(), strict=False)
+    return draft

@@ -10,13 +10,13 @@ from transformers import (
     GenerationConfig,
     WhisperConfig,
     WhisperFeatureExtractor,
-    WhisperForCausalLM,
     WhisperForConditionalGeneration,
     pipelines,
 )
 
 from benchmarks.bundled_pair.recipe import build_tokenizer
 from hf_lossy_assist import LossyError, collect, enabled, last_stats
+from tests.encoder_decoders import decoder_of
 from tests.nightly import spread
 from tests.tiny_models import noisy_copy
 
@@ -46,13 +46,6 @@ def whisper(seed: int = 0) -> WhisperForConditionalGeneration:
 def audio(rows: int = 1, frames: int = SEGMENT) -> dict:
     features = torch.randn(rows, 8, frames, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     return {"input_features": features, "attention_mask": torch.ones(rows, frames, dtype=torch.long)}
-
-
-def decoder_of(target: WhisperForConditionalGeneration, noise: float = 0.02) -> WhisperForCausalLM:
-    """Return a draft without an encoder, as Distil-Whisper's."""
-    draft = WhisperForCausalLM(copy.deepcopy(target.config)).double().eval()
-    draft.load_state_dict(noisy_copy(target, noise).state_dict(), strict=False)
-    return draft
 
 
 DRAFTERS = {

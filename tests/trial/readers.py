@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel, WhisperForCausalLM
+from transformers import PreTrainedModel
 
 from tests import encoder_decoders
 from tests.architectures import family
@@ -53,10 +53,7 @@ def reader(name: str) -> tuple[PreTrainedModel, PreTrainedModel]:
 @functools.cache
 def decoder_of_whisper() -> PreTrainedModel:
     """Return a draft that shares the target's encoder, as Distil-Whisper's does."""
-    target, draft = reader("whisper")
-    decoder = WhisperForCausalLM(copy.deepcopy(target.config)).eval()
-    decoder.load_state_dict(draft.state_dict(), strict=False)
-    return decoder
+    return encoder_decoders.decoder_of(reader("whisper")[1], 0.0)
 
 
 def inputs_of(r: Random, name: str, rows: int) -> dict[str, Any]:
