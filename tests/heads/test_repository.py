@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import tracemalloc
 from pathlib import Path
@@ -16,7 +15,7 @@ from transformers import PreTrainedModel
 
 from hf_lossy_assist import JudgeHead, LossyValueError
 from hf_lossy_assist.heads import Head, load_head
-from tests.nightly import nightly
+from tests.nightly import spread
 
 MOST_MEMORY = 100 << 20
 
@@ -83,23 +82,7 @@ FINE = {
 }  # fmt: skip
 
 
-# What no field may be is tried on all; what JSON itself or one kind of value makes hard, on a field of every kind.
-OF_EVERY_KIND = (
-    "type", "format_version", "weights_sha256", "target", "target.name", "target.hidden_size", "target.fingerprint",
-    "task", "threshold", "thresholds", "metrics", "provenance", "models",
-)  # fmt: skip
-ANYWHERE = ("an object", "a list", "a number", "a huge number", "true", "null")
-UNREADABLE = ("a number of many digits", "deeper")
-
-
-@pytest.mark.parametrize(
-    ("wrong", "field"),
-    [
-        *nightly(itertools.product(ANYWHERE, FIELDS), but=[*zip(ANYWHERE * len(FIELDS), FIELDS, strict=False)]),
-        *((wrong, field) for wrong in WRONG if wrong not in ANYWHERE + UNREADABLE for field in OF_EVERY_KIND),
-        *((wrong, field) for wrong in UNREADABLE for field in ("type", "target.fingerprint", "provenance")),
-    ],
-)
+@spread(wrong=WRONG, field=FIELDS)
 def test_values_of_another_type(saved: Path, field: str, wrong: str):
     change(saved, field, WRONG[wrong])
     if (wrong, field) in FINE:

@@ -131,9 +131,13 @@ def test_what_is_no_such_folder_is_refused(tmp_path):
         (tmp_path / "lines.jsonl").write_text(text + "\n")
         with pytest.raises(LossyValueError, match=rf"line 1 of .*{said}"):
             Lines(tmp_path, PLAN)
-    (tmp_path / MANIFEST).write_text("[]")
-    with pytest.raises(LossyValueError, match="that `lossy-assist evaluate` wrote"):
-        Lines(tmp_path, PLAN)
+    plan = json.dumps(PLAN)
+    for text in ("[]", "{}", plan[:-1], plan.replace("[7, 8]", '"x"'), plan.replace('{"a": {"k": 1}}', "[1]")):
+        (tmp_path / MANIFEST).write_text(text)
+        for given in (PLAN, None):
+            with pytest.raises(LossyValueError, match=rf"that `lossy-assist evaluate` wrote.*{MANIFEST}"):
+                Lines(tmp_path, given)
+        assert (tmp_path / MANIFEST).read_text() == text
     (tmp_path / "file").touch()
     with pytest.raises(LossyValueError, match="`out` has to be a place to write to"):
         Lines(tmp_path / "file", PLAN)

@@ -11,7 +11,7 @@ import pytest
 from hf_lossy_assist import LossyValueError
 from hf_lossy_assist.tasks.api_model import ApiModel
 from hf_lossy_assist.training.judge_labels import JudgeLabels
-from hf_lossy_assist.training.labelling import LabelFolder, Labelling, load_mined
+from hf_lossy_assist.training.labelling import LabelFolder, Labelling
 from hf_lossy_assist.training.ratio_labels import RatioLabels
 from tests.small_pair import changed
 from tests.tiny_models import noisy_copy, tiny
@@ -99,30 +99,3 @@ def test_task_data_that_changed_are_refused(tmp_path: Path):
     # What is no file is a name.
     named = dataclasses.replace(PLAN, settings={"data": "org/dataset"})
     assert "data_sha256" not in named.record()["settings"]
-
-
-BROKEN = {
-    "no runs": lambda m: m.pop("runs"),
-    "runs": lambda m: m.update(runs="x"),
-    "settings": lambda m: m.update(settings=[1]),
-    "kind": lambda m: m.update(kind=["judge"]),
-    "task": lambda m: m.update(task=3),
-    "draft": lambda m: m.update(draft="x"),
-    "target": lambda m: m.update(target=[1]),
-    "nothing": lambda m: m.clear(),
-}
-
-
-@pytest.mark.parametrize("name", [*BROKEN, "cut off"])
-def test_broken_manifests(name: str, tmp_path: Path):
-    open_run(tmp_path, PLAN, {})
-    path = tmp_path / "manifest.json"
-    manifest = json.loads(path.read_text())
-    BROKEN.get(name, lambda m: None)(manifest)
-    path.write_text(json.dumps(manifest)[: -1 if name == "cut off" else None])
-    content = path.read_bytes()
-    for attempt in (lambda: open_run(tmp_path, PLAN, {}), lambda: load_mined(tmp_path)):
-        with pytest.raises(LossyValueError, match=r"manifest\.json") as caught:
-            attempt()
-        assert str(tmp_path) in str(caught.value)
-    assert path.read_bytes() == content
