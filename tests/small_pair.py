@@ -11,7 +11,6 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from benchmarks.bundled_pair.recipe import build_tokenizer
 from hf_lossy_assist.pairs import Pair
 from hf_lossy_assist.tasks import Arithmetic, Example, Task
-from tests.acceptors.fixtures import verifier_head
 from tests.tiny_models import _COMMON, noisy_copy, tiny
 
 PROBLEMS = 6
@@ -59,11 +58,6 @@ def changed(work, **changes):
     """Return an evaluation or a labelling with other values, also in its pair."""
     own = {name: changes.pop(name) for name in [*changes] if name in _OF_A_PAIR}
     return replace(work, pair=replace(work.pair, **own), **changes)
-
-
-def verifier_for(models: Pair, position: str = "previous", bias: float = 0.0, scale: float = 1.0, seed: int = 0):
-    """Return a random verifier head."""
-    return verifier_head(models.target, models.draft, position, bias, scale, seed=seed)
 
 
 @pytest.fixture(scope="session")

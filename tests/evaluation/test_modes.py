@@ -19,7 +19,7 @@ from hf_lossy_assist.generation.config import LossyConfig
 from hf_lossy_assist.heads import JudgeConfig, JudgeHead, ModelIdentity
 from hf_lossy_assist.pairs import Pair
 from tests import eagle3_heads
-from tests.small_pair import verifier_for
+from tests.acceptors.fixtures import verifier_head
 from tests.tiny_models import noisy_copy, prompt
 
 parse = LossyConfig.from_fields
@@ -55,7 +55,7 @@ def test_every_rule_takes_part_that_can_make_a_difference(judged):
 
 def test_every_registered_rule_has_settings_or_defaults_that_differ_from_lossless(judged):
     """Greedily or sampling, none of its settings is lossless: else it would never take part."""
-    heads = {**judged.heads, "sprinter": verifier_for(judged)}
+    heads = {**judged.heads, "sprinter": verifier_head(judged.target, judged.draft)}
     for name, rule in REGISTRY.items():
         if name == "lossless":
             continue
