@@ -8,7 +8,7 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from tests.acceptors.table import PUBLISHED, ROWS, Law, Row
+from tests.acceptors.table import PUBLISHED, ROWS, Law
 
 TEMPERATURE = 1.5
 CLOSED = [
@@ -25,12 +25,6 @@ def law_after(pair, text: list[int]) -> Law:
             for model in (pair.target, pair.draft)
         )
     return Law(p, q, np.zeros(0), np.zeros(0), do_sample=True)
-
-
-def expected(row: Row, law: Law) -> np.ndarray:
-    kept = row.acceptance(law, row.config).astype(float)
-    size = len(law.p)
-    return law.q * kept + (law.q * (1 - kept)) @ np.broadcast_to(row.correction(law), (size, size))
 
 
 def chi_square(counts: np.ndarray, law: np.ndarray) -> tuple[float, int]:

@@ -7,9 +7,9 @@ import functools
 import pytest
 from scipy import stats
 
-from tests.acceptors.table import Row, row_id
+from tests.acceptors.table import Row, output_law, row_id
 from tests.vllm.asking import asking, texts
-from tests.vllm.laws import CLOSED, TEMPERATURE, against, expected, law_after
+from tests.vllm.laws import CLOSED, TEMPERATURE, against, law_after
 
 REQUESTS = 500
 TOLD_APART = ("ensemble", "typical-published")  # their laws are so far from the target's
@@ -31,7 +31,7 @@ def drawn(engine, prompt) -> dict[str, list[list[int]]]:
 def test_the_token_after_the_first_has_the_rule_s_law(drawn, prompt, pair, row: Row):
     """The confidence is 99.999 % for each rule, and so many tokens tell the target's own law apart; fixed seeds."""
     laws = functools.cache(lambda first: law_after(pair, [*prompt, first]))
-    statistic, degrees = against(drawn[row_id(row)], lambda first: expected(row, laws(first)))
+    statistic, degrees = against(drawn[row_id(row)], lambda first: output_law(row, laws(first)))
     assert stats.chi2.sf(statistic, degrees) > 1e-5
     statistic, degrees = against(drawn[row_id(row)], lambda first: laws(first).p)
     assert degrees > 10, "the target's law is spread over many tokens"

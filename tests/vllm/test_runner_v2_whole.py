@@ -11,9 +11,10 @@ import pytest
 from scipy import stats
 from vllm.sampling_params import StructuredOutputsParams
 
+from tests.acceptors.table import output_law
 from tests.vllm import interpreted
 from tests.vllm.asking import RULES, asking, prompts_of, reference
-from tests.vllm.laws import CLOSED, TEMPERATURE, against, expected, law_after
+from tests.vllm.laws import CLOSED, TEMPERATURE, against, law_after
 
 DRAWN = 80
 ENSEMBLE = next(row for row in CLOSED if row.mode == "ensemble")
@@ -43,9 +44,9 @@ def test_drawn_tokens_have_the_rule_s_law(texts, prompt, pair):
     ]
     found = texts([prompt] * DRAWN, params)
     laws = {first: law_after(pair, [*prompt, first]) for first in {text[0] for text in found}}
-    assert stats.chi2.sf(*against(found, lambda first: expected(ENSEMBLE, laws[first]))) > 1e-5
+    assert stats.chi2.sf(*against(found, lambda first: output_law(ENSEMBLE, laws[first]))) > 1e-5
     first = mode(text[0] for text in found)
-    seconds, law = [text[1] for text in found if text[0] == first], expected(ENSEMBLE, laws[first])
+    seconds, law = [text[1] for text in found if text[0] == first], output_law(ENSEMBLE, laws[first])
     likelier = law > laws[first].p
     by_rule, by_target = (
         stats.binomtest(int(likelier[seconds].sum()), len(seconds), float(x[likelier].sum())).pvalue
