@@ -111,17 +111,6 @@ def signed(first: str, for_current: int) -> int:
     return for_current if first == "current" else -for_current
 
 
-def test_what_is_sent(server, make):
-    server.replies = [says("[[A=B]]")]
-    make(temperature=0.5, max_tokens=64, votes=1).keeps_answer(EXAMPLE, "one", "two")
-    [request] = server.requests
-    assert request["path"] == "/v1/chat/completions"
-    assert (request["model"], request["temperature"], request["max_tokens"]) == ("judge", 0.5, 64)
-    assert [message["role"] for message in request["messages"]] == ["system", "user"]
-    for option in ("[[A>>B]]", "[[A>B]]", "[[A=B]]", "[[B>A]]", "[[B>>A]]"):
-        assert option in request["messages"][0]["content"]
-
-
 @pytest.mark.parametrize("nonsense", [says("What a nice poem!"), says(None), sends(b"<html>")])
 def test_nonsense_is_asked_again_and_then_an_error(server, make, nonsense):
     server.replies = [nonsense, nonsense, prefers("good")]
@@ -167,16 +156,6 @@ def test_a_row_without_a_prompt_is_refused(tmp_path, row):
     path.write_text('{"prompt": "Hello"}\n' + json.dumps(row))
     with pytest.raises(LossyValueError, match="row 2 of `data` needs a text as `prompt` or `question`"):
         Preference(str(path), model="judge").examples("test", 1)
-
-
-@pytest.mark.parametrize(
-    ("named", "options"),
-    [("votes", {"model": "m", "votes": 0}), ("attempts_per_vote", {"model": "m", "attempts_per_vote": 0}),
-     ("base_url", {})],
-)  # fmt: skip
-def test_a_judge_that_can_t_be_is_refused_at_once(named, options):
-    with pytest.raises(LossyValueError, match=named):
-        Preference("questions.jsonl", **options)
 
 
 @pytest.mark.parametrize("votes", [1, 2, 3])

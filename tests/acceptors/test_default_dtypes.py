@@ -8,11 +8,10 @@ from typing import Any
 import pytest
 import torch
 
-from hf_lossy_assist import enabled, theory
+from hf_lossy_assist import enabled
 from hf_lossy_assist.acceptors import decide
 from hf_lossy_assist.core.distributions import Randomness
 from hf_lossy_assist.core.messages import Verification
-from hf_lossy_assist.evaluation.replay import reduced
 from tests.acceptors.fixtures import HEADS, P, answers
 from tests.acceptors.table import PUBLISHED, ROWS, Row
 from tests.nightly import spread
@@ -72,20 +71,3 @@ def test_a_seeded_run_is_the_same(name: str):
     exact = run()
     with default_dtype(torch.bfloat16):
         assert torch.equal(run(), exact)
-
-
-def test_laboratory(tmp_path):
-    """Forecasts, closed forms and heads from files."""
-    p, q = torch.randn(2, 4, 9)
-    head = HEADS["sprinter"](target := tiny(), noisy_copy(target))
-    head.save_pretrained(tmp_path)
-
-    def values() -> list[Any]:
-        loaded = type(head).from_pretrained(tmp_path)
-        return [*reduced(p, q).values(), loaded.weight, loaded.bias, theory.lossless_acceptance([0.3, 0.7], [0.6, 0.4])]
-
-    exact = values()
-    for dtype in OTHERS:
-        with default_dtype(dtype):
-            for ours, theirs in zip(values(), exact, strict=True):
-                assert torch.equal(torch.as_tensor(ours), torch.as_tensor(theirs)), dtype

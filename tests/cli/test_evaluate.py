@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import signal
-import sys
-import time
 from functools import partial
 from pathlib import Path
 
@@ -15,10 +12,8 @@ import pytest
 from hf_lossy_assist.calibration import calibrate
 from hf_lossy_assist.errors import LossyValueError
 from hf_lossy_assist.evaluation import evaluation as module
-from hf_lossy_assist.tasks import Arithmetic
 from hf_lossy_assist.tasks.sandbox import isolation
 from tests.cli.running import said
-from tests.forking import ended, fork, fork_ranks
 
 MODES = "plain,lossless,topk:k=2"
 SMALL = ("--limit", "3", "--max-new-tokens", "6", "--gamma", "3")
@@ -108,27 +103,6 @@ def test_ctrl_c_keeps_what_was_answered(bundled, tmp_path, monkeypatch):
     run(*arguments)
     assert len(asked) == 5 + 9 - kept
     assert len(read(tmp_path)[1]) == 9
-
-
-def test_a_process_that_was_killed_is_taken_up_by_two(tiny_pair_folder, tmp_path):
-    models = ("--model", str(tiny_pair_folder / "target"), "--assistant", str(tiny_pair_folder / "draft"))
-    limits = ("--modes", MODES, "--limit", "12", "--max-new-tokens", "6", "--device", "cpu")
-    command = (*models, "--task", "arithmetic", *limits, "--out", str(tmp_path))
-    killed = fork(run, *command)
-    results, deadline = tmp_path / "results.jsonl", time.monotonic() + 120
-    while not (results.exists() and results.read_text().count("\n") >= 5) and time.monotonic() < deadline:
-        time.sleep(0.01)
-    killed.kill()
-    assert ended(killed) == -signal.SIGKILL
-    before = results.read_bytes()
-    before = before[: before.rfind(b"\n") + 1]
-    printed = fork_ranks(lambda: sys.stdout.write(run(*command)), folder=tmp_path)
-    assert any("points against" in output for output in printed), "whoever is last prints the table"
-    assert results.read_bytes().startswith(before)
-    summary, rows = read(tmp_path)
-    assert len(rows) == len({(row["mode"], row["id"]) for row in rows}) == 12 * 3
-    assert all(entry["n"] == 12 for entry in summary.values())
-    assert {row["id"] for row in rows} == set(range(len(Arithmetic().examples("test", 12))))
 
 
 def test_prompts_of_a_file_are_only_timed_and_every_rule_can_take_part(tiny_pair_folder, tmp_path):

@@ -8,12 +8,11 @@ import sys
 from collections import Counter
 from functools import partial
 
-import numpy as np
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from hf_lossy_assist import pairs, prepack
+from hf_lossy_assist import pairs
 from hf_lossy_assist.training.labelling import LabelFolder, load_mined
 from tests.cli.running import said
 from tests.forking import ended, fork
@@ -66,19 +65,6 @@ def test_judge_labels(options, tmp_path):
     assert (manifest["settings"]["data"], manifest["settings"]["named"]) == (None, f"{TASK}:modulus=3")
     (origin,) = manifest["runs"]
     assert {"torch", "transformers", "hf_lossy_assist", "date", "argv", "limit", "batch_size"} <= origin.keys()
-
-
-def test_prepacked_models_find_the_same_labels(options, tmp_path, monkeypatch):
-    packed = []
-    monkeypatch.setattr("hf_lossy_assist.pairs.pair.prepacked", lambda model: packed.append(model) or prepack(model))
-    ok(*options)
-    before = load_mined(tmp_path / "data").tokens
-    ok(*options[:-6], "--out", tmp_path / "packed", *options[-4:], "--prepack")
-    after = load_mined(tmp_path / "packed").tokens
-    assert len(packed) == 2
-    for name in ("index", "target_token", "draft_token", "important"):
-        assert after[name].tolist() == before[name].tolist()
-    np.testing.assert_allclose(after["target_draft"], before["target_draft"], atol=1e-4)
 
 
 def test_a_rounded_target_writes_and_the_target_itself_is_read(options, models, tmp_path, monkeypatch):
@@ -182,15 +168,6 @@ def test_an_interrupted_run_says_how_to_go_on(options, tmp_path, monkeypatch):
     assert "Traceback" not in printed
     ok(*options)
     assert len(load_mined(tmp_path / "data").prompts) == 4
-
-
-def test_processes_share_the_prompts(options, tmp_path, monkeypatch):
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    monkeypatch.setenv("RANK", "1")
-    assert "process 1 is done; others are still at work" in ok(*options)
-    assert sorted(row.id for row in load_mined(tmp_path / "data").prompts) == [1, 3]
-    monkeypatch.setenv("RANK", "0")
-    assert figure(ok(*options), "prompts") == "4"
 
 
 def test_processes_on_two_machines_mine_at_once(options, tmp_path):

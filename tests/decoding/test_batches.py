@@ -188,14 +188,6 @@ def test_limits_hold_row_by_row():
         assert all(sum(marks[:i]) <= 0.2 * i + 1e-6 for i in range(1, TOKENS + 1))
 
 
-def test_num_return_sequences():
-    target = tiny()
-    kwargs = GREEDY | {"input_ids": prompt(), "num_return_sequences": 3, "do_sample": True}
-    out = target.generate(**kwargs, assistant_model=noisy_copy(target), lossy_mode="lossless", lossy_config={"seed": 1})
-    assert out.sequences.shape == (3, 7 + TOKENS)
-    assert len({tuple(row) for row in out.sequences.tolist()}) == 3
-
-
 def test_caches_stay_as_narrow_as_the_texts():
     target, draft = tiny("mistral"), tiny("mistral", seed=4)
     widest = []

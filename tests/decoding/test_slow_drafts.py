@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 import torch
 
-from hf_lossy_assist import LossyVerification
 from hf_lossy_assist.decoding import slow_drafts
 from tests.acceptors.fixtures import verifier_head
 from tests.nightly import nightly
@@ -92,16 +91,6 @@ def test_neither_the_clock_nor_an_earlier_call_changes_anything(world: Callable[
         found.append((out.sequences.tolist(), stats, out.lossy_stats.trace))
     assert found == [found[0]] * len(found)
     assert found[0][1]["drafted"] > 0
-
-
-@pytest.mark.parametrize("mode", ["topk", "typical", "lossless"])
-def test_transformers_own_loop_gives_the_text_of_ours_with_default_settings(mode: str):
-    target, options = tiny(), {"max_new_tokens": 40, "eos_token_id": None, "do_sample": False}
-    draft = noisy_copy(target, 0.05)
-    own = target.generate(prompt(), assistant_model=draft, lossy_mode=mode, **options)
-    with LossyVerification(mode, target, assistant_model=draft) as hook:
-        stock = target.generate(prompt(), assistant_model=draft, logits_processor=[hook], **options)
-    assert own.tolist() == stock.tolist()
 
 
 def test_a_call_that_was_slower_says_so_once(world: Callable[..., World]):

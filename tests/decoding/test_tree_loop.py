@@ -233,18 +233,6 @@ def test_processors_see_each_node_s_path_as_its_text(processing: dict):
     assert ours.lossy_stats.mean_accepted > 1
 
 
-@pytest.mark.parametrize("limits", [{"strict_first_n": 40}, {"budget": 0.0}, {"scope": {"start": 99, "end": 98}}])
-@pytest.mark.parametrize("inputs", [{"input_ids": prompt()}, padded()], ids=["one", "batch"])
-def test_limits_hold_on_trees(limits: dict, inputs: dict):
-    target = tiny()
-    draft, kwargs = noisy_copy(target, 0.05), GREEDY | {"eos_token_id": None} | inputs
-    free = trees(target, draft, mode="topk", config={"k": 5}, **kwargs)
-    assert free.lossy_stats.accepted_lossy > 0
-    ours = trees(target, draft, mode="topk", config={"k": 5, **limits}, **kwargs)
-    assert ours.lossy_stats.accepted_lossy == 0
-    assert_same_rows(ours.sequences, target.generate(**kwargs))
-
-
 @pytest.mark.parametrize("length", [1, 5, 6])
 def test_length_is_never_overshot(length: int):
     target = tiny()

@@ -2,16 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
-import functools
-import json
-import math
-import operator
-import re
 import shutil
-from collections.abc import Iterator
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -26,17 +19,13 @@ from hf_lossy_assist.evaluation.answers import Answer, AnswerStore
 from hf_lossy_assist.evaluation.evaluation import Evaluation
 from hf_lossy_assist.evaluation.modes import parse_modes
 from hf_lossy_assist.evaluation.tables import as_text
-from hf_lossy_assist.generation import certificate as certificates
-from hf_lossy_assist.generation.config import LossyConfig
-from hf_lossy_assist.heads import JudgeHead, ModelIdentity
+from hf_lossy_assist.heads import JudgeHead
 from hf_lossy_assist.pairs import Pair
 from tests.acceptors.table import judge_head
 from tests.evaluation.parts import DRAFT, TARGET, Numbers, Words, evaluation, folder_of
 from tests.hub.fixtures import loopback_hub, signed_in  # noqa: F401
 from tests.hub.server import LoopbackHub
 from tests.tiny_models import prompt, tiny
-
-parse = LossyConfig.from_fields
 
 HEAD = judge_head(TARGET, DRAFT)
 OTHER_HEAD = JudgeHead(HEAD.config, HEAD.weight + 0.1, HEAD.bias)
@@ -246,49 +235,6 @@ def test_another_target_and_another_loop_are_refused(saved: Path):
         other.generate(prompt(), generation_config=config, assistant_model=DRAFT, max_new_tokens=4)
     with pytest.raises(LossyUnsupportedError, match="`certificate`"):
         LossyVerification("topk", TARGET, k=2, certificate=str(saved))
-
-
-def places(values: object) -> Iterator[tuple]:
-    """Return the way to each value in JSON."""
-    for key, value in values.items() if isinstance(values, dict) else enumerate(values):
-        yield (key,)
-        if isinstance(value, dict | list):
-            yield from ((key, *way) for way in places(value))
-
-
-JUNK = [None, True, -1, 1.5, 10**400, math.nan, math.inf, "", "x", "../judge", [], [None], ["x"], {}, {"x": 1}, [[]]]
-
-
-def test_a_file_with_any_other_value_is_refused_by_name_or_works(judged: Path, tmp_path: Path):
-    folder = shutil.copytree(judged, tmp_path / "changed", ignore=shutil.ignore_patterns("answers"))
-    path = folder / "certificate.json"
-    good = json.loads(path.read_text(encoding="utf-8"))
-    good["usual"] = {name: values[:2] for name, values in good["usual"].items()}
-    certified = parse("judge", {"threshold": 0.5}, HEAD)
-    refused: dict[tuple[str, str], str] = {}
-    for way in places(good):
-        for junk in JUNK:
-            values, (*parents, last) = copy.deepcopy(good), way
-            functools.reduce(operator.getitem, parents, values)[last] = junk
-            path.write_text(json.dumps(values), encoding="utf-8")
-            try:
-                certificate = Certificate.load(folder)
-            except LossyValueError as error:
-                refused[".".join(map(str, way)), repr(junk)] = str(error)
-                continue
-            with contextlib.suppress(LossyValueError):
-                certificate.check(certified.rule, certified.in_full(), TARGET, DRAFT, 5, None)
-    kinds = (Certificate, certificates.TestedSetting, ModelIdentity)
-    names = "|".join(["x", *(each.name for kind in kinds for each in fields(kind))])  # "x" is an unknown field
-    for message in refused.values():
-        assert re.search(rf"certificate\.json' does not: .*['`]({names})['`]", message), message
-    for name, values in (("more", good | {"more": 1}), ("heads", {x: good[x] for x in good if x != "heads"})):
-        path.write_text(json.dumps(values), encoding="utf-8")
-        with pytest.raises(LossyValueError, match=rf"certificate\.json' does not: .*'{name}'"):
-            Certificate.load(folder)
-    for way in "heads usual tested target max_loss confidence problems versions tested.0.loss".split():
-        assert {(way, repr(junk)) for junk in ("x", [None], math.nan)} <= refused.keys(), way
-    assert ("heads", "None") in refused
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", "3", "{}", '{"tested": []}', "[" * 10**5, '"\ud800"'])

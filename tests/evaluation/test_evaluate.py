@@ -200,17 +200,6 @@ def test_defaults_of_an_enabled_model_are_no_mode_s(pair, whole):
     assert untimed(result.answers) == untimed(whole.answers)
 
 
-def test_the_result_is_two_tables_and_a_verdict(whole):
-    scores, answers, verdict = (part.splitlines() for part in repr(whole).split("\n\n") if "─" in part or "`" in part)
-    assert "points against" in repr(whole)
-    for printed in (scores, answers):
-        assert [
-            line.split()[0] for line in printed if line.split()[:1] and line.split()[0] in MODES.split(",")
-        ] == MODES.split(",")
-    assert [line.split()[0] for line in verdict] == ["`stock`", "`lossless`", "`topk:k=3`"]
-    assert len(repr(whole)) < 2500
-
-
 def test_a_target_on_disk_answers_the_same(pair, whole, tmp_path):
     options = {"tokenizer": pair.tokenizer, "task": pair.task, "gamma": 3, "limit": PROBLEMS}
     target = disk_offload(copy.deepcopy(pair.target), tmp_path, torch.device("cpu"))

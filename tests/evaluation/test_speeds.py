@@ -69,17 +69,6 @@ def test_a_machine_is_steady_if_its_repeats_agree(repeats, steady):
         assert ("a drafted token took 100 to 200 ms" if repeats[1].drafted == 0.2 else "33 tokens") in found.spread[1]
 
 
-def test_prompts_count_twice():
-    """Ratios of 12 made-up prompts: those of 12 others lie inside in 92 to 98 % of 1,000 cases."""
-    draw, inside = np.random.default_rng(0), 0
-    for _ in range(1000):
-        base, other = draw.normal(10, 1.0, (2, 12)), draw.normal(8, 1.0, (2, 12))
-        found = speeds([40] * 12)
-        _, low, high = found.times(walk(other[0], 5), walk(base[0], 5))
-        inside += low <= base[1].sum() / other[1].sum() <= high
-    assert 0.92 <= inside / 1000 <= 0.98
-
-
 def test_what_leaves_the_target_s_text_is_less_sure():
     """One other token in each text: half of it follows, as one more draw."""
     found, rounds = speeds(), [9.0, 10.0, 11.0, 10.0]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-
 import pytest
 import torch
 from transformers import (
@@ -16,13 +14,10 @@ from transformers import (
     LogitsProcessorList,
 )
 
-from hf_lossy_assist.acceptors import DropMatch, DroppedHeads
+from hf_lossy_assist.acceptors import DropMatch
 from hf_lossy_assist.core.distributions import Randomness
 from hf_lossy_assist.core.messages import Draft
-from hf_lossy_assist.models import lm_head_hook
-from hf_lossy_assist.models.lm_head_hook import LMHeadHook
 from hf_lossy_assist.models.target import TargetReader
-from tests.interrupting import InterruptAt
 from tests.tiny_models import _COMMON, ARCHITECTURES, prompt, tiny
 
 TRANSFORMING = {
@@ -73,36 +68,3 @@ def test_dropped_heads_of_every_architecture(architecture: str):
     v, plain, by_hand = dropped_logits(tiny(architecture), lambda z: z)
     torch.testing.assert_close(v.dropped_logits[0], by_hand, atol=1e-4, rtol=1e-4)
     torch.testing.assert_close(v.logits, plain[:, -5:], atol=1e-4, rtol=1e-4)
-
-
-def interrupted(hook: LMHeadHook, states: torch.Tensor, operation: int) -> KeyboardInterrupt | None:
-    """Watch one call of the head, and return the interruption, or None where there are less operations."""
-    sys.settrace(InterruptAt(lm_head_hook.__file__, operation))
-    try:
-        with hook.over(2):
-            hook.head(states)
-    except KeyboardInterrupt as interruption:
-        return interruption  # its traceback keeps alive whatever was in use
-    finally:
-        sys.settrace(None)
-
-
-@torch.no_grad()
-def test_an_interruption_at_any_operation_leaves_nothing_that_acts():
-    """... and hardly ever anything at all: where something is left, the next call takes it away."""
-    head, states = tiny().lm_head, torch.randn(1, 3, 32)
-    plain, left, operation = head(states), 0, 0
-    while True:
-        operation += 1
-        hook = LMHeadHook(head, DroppedHeads(2, 0.1), Randomness(0))
-        if (interruption := interrupted(hook, states, operation)) is None:
-            break
-        left += bool(head._forward_pre_hooks)
-        assert head(states).equal(plain), f"operation {operation}"
-        assert isinstance(interruption, KeyboardInterrupt)
-        after = LMHeadHook(head, DroppedHeads(2, 0.1), Randomness(0))
-        with after.over(2):
-            assert head(states).shape[1] == 3 + 2 * 2
-        assert not head._forward_pre_hooks
-    assert operation > 100
-    assert left < operation / 10

@@ -29,6 +29,7 @@ def test_a_pair_is_ready_to_use(tiny_pair_folder):
     assert pair.tokenizer.padding_side == "left"
     assert pair.task.name == "arithmetic"
     assert pair.heads == {}
+    assert repr(pair) == "Pair(target=LlamaForCausalLM, draft=LlamaForCausalLM, task=arithmetic)"
     assert not torch.equal(pair.target.lm_head.weight, pair.draft.lm_head.weight)
 
 
@@ -126,8 +127,3 @@ def test_a_draft_that_means_other_tokens_by_its_numbers_is_refused(tiny_pair_fol
     for name in ("tokenizer.json", "tokenizer_config.json"):
         (tmp_path / name).unlink(missing_ok=True)
     assert pairs.Pair.load(model=target, assistant=str(tmp_path)).draft is not None  # it has none of its own
-
-
-def test_a_pair_is_shown_in_a_line():
-    shown = "Pair(target=LlamaForCausalLM, draft=LlamaForCausalLM, task=arithmetic, heads=['judge', 'verifier'])"
-    assert repr(pairs.load("arithmetic")) == shown

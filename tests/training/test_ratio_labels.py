@@ -121,20 +121,6 @@ def test_tokens_are_the_drafts_and_continuations_their_authors(monkeypatch):
         assert stats.chisquare(np.bincount(tokens, minlength=6), 2400 * np.array(expected)).pvalue > 1e-4
 
 
-def test_whoever_has_the_turn_writes():
-    """Where one model always says 3 and the other 4, the text shows whose turn it was."""
-    models = {"target": constant([1e-9, 1e-9, 1e-9, 1.0, 1e-9]), "draft": constant([1e-9, 1e-9, 1e-9, 1e-9, 1.0])}
-    continuations = [
-        Continuation((1, 2), ("draft", "target"), 0),
-        Continuation((1,), ("target",), 1),
-        Continuation((2, 2, 2), ("draft",), 2),
-    ]
-    mixed, target, draft = write(models, continuations, ResponseLimits(frozenset(), 50))
-    assert mixed == tuple({"target": 3, "draft": 4}[turn] for turn in continuations[0].turns(50))
-    assert {3, 4} == {*mixed}
-    assert (target, draft) == ((3,) * 50, (4,) * 50)
-
-
 @pytest.mark.parametrize("architecture", ["llama", "gemma3", "gpt2"])
 def test_mixed_texts_are_written_as_if_alone(architecture):
     parts = tiny_parts(architecture, seed=3)

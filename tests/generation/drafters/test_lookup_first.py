@@ -7,9 +7,8 @@ import random
 import numpy as np
 import pytest
 import torch
-from transformers import GenerationConfig, pipeline
 
-from hf_lossy_assist import LossyError, enabled, last_stats
+from hf_lossy_assist import LossyError
 from hf_lossy_assist.generation.drafters import lookup_first
 from hf_lossy_assist.generation.drafters.lookup_first import SHORTEST, LookupFirstDrafter, Repeats, _Row
 from tests.acceptors.fixtures import P, Q, chi_square_p
@@ -207,21 +206,3 @@ def test_refused_before_any_forward(case: str):
     with pytest.raises(LossyError) as caught:
         target.generate(prompt(), **{"assistant_model": tiny(), "lossy_mode": "lossless"} | LOOKUP | change)
     assert all(needle in str(caught.value) for needle in needles)
-
-
-def test_the_fields_are_those_of_a_generation_config_and_of_a_pipeline(pair, tmp_path):
-    GenerationConfig(lossy_mode="lossless", **LOOKUP).save_pretrained(tmp_path)
-    inputs = pair.tokenizer("Question: Ada has 3 pens. Tom has 3 pens. Bob has 3", return_tensors="pt")
-    inputs.pop("token_type_ids", None)
-    config = GenerationConfig.from_pretrained(tmp_path, max_new_tokens=24, return_dict_in_generate=True)
-    out = pair.target.generate(**inputs, generation_config=config, assistant_model=pair.draft)
-    plain = pair.target.generate(**inputs, max_new_tokens=24, do_sample=False)
-    assert out.sequences.equal(plain)
-    assert 0 < out.lossy_stats.looked_up < out.lossy_stats.drafted
-    with enabled(pair.target, assistant_model=pair.draft, **LOOKUP):
-        pair.target.generate(**inputs, max_new_tokens=24, do_sample=False)
-        assert last_stats(pair.target).looked_up == out.lossy_stats.looked_up
-    pipe = pipeline("text-generation", pair.target, tokenizer=pair.tokenizer, assistant_model=pair.draft)
-    text = pipe("Question: Ada has 3 pens. Tom has 3 pens. Bob has 3", max_new_tokens=24, do_sample=False,
-                lossy_mode="lossless", **LOOKUP)[0]["generated_text"]  # fmt: skip
-    assert text == pair.tokenizer.decode(plain[0], skip_special_tokens=True)

@@ -33,14 +33,6 @@ def test_lossless_parity(gamma: int, noise: float):
     assert before[1:] == after[1:]
 
 
-def test_batches():
-    target, draft = pair()
-    inputs = prompts("ba mi ko", "du", "la la be do gu")
-    drafting = {"assistant_model": draft, "assistant_tokenizer": DRAFT}
-    _, ours = assert_lossless(target, drafting, **inputs, **GREEDY, tokenizer=TARGET)
-    assert ours.lossy_stats.accepted > 0
-
-
 def test_sampling_has_the_target_s_law():
     """3,000 tokens, p > 1e-5: catches a law that is off by 0.05 anywhere."""
     a, b = tokenizer(["ba", "be", "bi"]), tokenizer(["bi", "bo", "be"])  # each has a word that the other lacks
