@@ -175,7 +175,7 @@ def test_a_text_may_end_with_the_target_s_positions(name: str, call: dict, draft
     draft = target if drafter == "its own" else with_positions(name, 64)
     ends = {"prefix_allowed_tokens_fn": lambda _, ids: [2] if len(ids) == 29 else [*range(3, VOCAB)]}
     call = {"input_ids": prompt(), "max_length": 60, "eos_token_id": 2, "pad_token_id": 0} | ends | call
-    assert_lossless(target, {"assistant_model": draft, "num_assistant_tokens": 7}, **call)
+    assert_lossless(target, {"assistant_model": draft, "num_assistant_tokens": 20}, **call)
     assert last_stats(target).drafted > 0
 
 
