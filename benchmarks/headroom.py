@@ -34,8 +34,6 @@ RULES = {  # by name: the order by which it keeps mismatches; the least value, o
     "`typical`": ("order: typical", 1.0, None, "typical"),
 }
 LOSSLESS, KNOWING, BLIND, ALL = "`lossless`", "an oracle", "a blind choice", "`everything`"
-ON_DISK = {"lossless@20": (LOSSLESS, 20), "typical@32": ("`typical`", 32)}
-"""The modes that answered with the target on disk: their rules and γ, the best for what labels say."""
 
 
 def rounds(length: int, stops: Sequence[int], gamma: int) -> int:
@@ -182,57 +180,6 @@ def table() -> str:
             lines.append(("", rule, f"{own.f:.2f}", f"{100 * own.matter:.0f}", calls, *map(times, multiples)))
     heads = ("texts", "rule", "f", "matter, %", "tokens a call", "answer, ×", "right answer, ×")
     return markdown(heads, lines)
-
-
-def share(answers: Sequence[Row]) -> float:
-    """Return the seconds of a drafted token as a share of those of a call, by the seconds of answers.
-
-    A prompt takes a constant time.
-    """
-    given = np.array([(1.0, x["rounds"], x["drafted"]) for x in answers])
-    _, call, token = np.linalg.lstsq(given, np.array([x["seconds"] for x in answers]), rcond=None)[0]
-    return float(token / call)
-
-
-def on_disk() -> str:
-    """Return what answers took with the target on disk, beside what labels and drafts of other lengths predict."""
-    lines, reference = [], {}
-    cost = share(rows("gsm8k-on-disk"))
-    for mode, (rule, gamma) in ON_DISK.items():
-        own = [*answers_of("gsm8k-on-disk", mode).values()]
-        counts = np.array([[rounds(x["tokens"], x["refused"], n) for n in LENGTHS] for x in own])
-        spent = {
-            "time, ×": np.array([x["seconds"] for x in own]),
-            f"labels say, c = {cost:.3f}": Replay.of("GSM8K", rule).rounds[:, gamma - 1] * (1 + cost * gamma),
-            f"replayed, c = {COST}": best(counts, COST),
-        }
-        seconds, score = spent["time, ×"], np.array([x["score"] for x in own])
-        reference = reference or {**spent, "score": score}
-        both = (np.stack([x, reference[name]], axis=1) for name, x in spent.items())
-        prices = np.stack([seconds, score, reference["time, ×"], reference["score"]], axis=1)
-        multiples = [*(interval(x, ratio, log=True) for x in both), interval(prices, right_price, log=True)]
-        tokens, calls = (sum(x[k] for x in own) for k in ("tokens", "rounds"))
-        cells = [f"`{mode}`", len(own), f"{score.sum():.0f}", f"{tokens / calls:.1f}", f"{seconds.mean():.0f}"]
-        lines.append((*cells, *(["1"] * len(multiples) if rule == LOSSLESS else map(times, multiples))))
-    return markdown(("mode", "n", "right", "tokens a call", "seconds", *spent, "right answer, ×"), lines)
-
-
-def draw_on_disk(path: Path) -> None:
-    """Draw the seconds of each answer with the target on disk; crosses are wrong answers."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(8, 3.5), layout="constrained")
-    axes = figure.add_subplot()
-    for i, mode in enumerate(ON_DISK):
-        own = answers_of("gsm8k-on-disk", mode).values()
-        axes.plot([x["id"] for x in own], [x["seconds"] for x in own], color=f"C{i}", linewidth=0.6)
-        for right, marker in ((1, "o"), (0, "x")):
-            some = [x for x in own if x["score"] == right]
-            label = f"{mode}, {'right' if right else 'wrong'}"
-            axes.plot([x["id"] for x in some], [x["seconds"] for x in some], f"C{i}{marker}", label=label)
-    axes.set(xlabel="problem", ylabel="seconds of an answer", ylim=(0, None))
-    figure.legend(loc="outside right upper", fontsize="small")
-    figure.savefig(path, dpi=100)
 
 
 def draw(path: Path) -> None:

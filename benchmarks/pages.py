@@ -22,7 +22,7 @@ from scipy.stats import binomtest
 from docs.generator.tables import with_part
 from hf_lossy_assist import LossyValueError
 
-from . import application, headroom
+from . import application, headroom, whole
 from .tables import DATA, ROOT, Interval, Row, holm, interval, markdown, p_of, points, ratio, rows, signed, times
 
 _NAMES = {"draft": "draft alone", "plain": "target alone", "everything": "everything kept"}
@@ -607,7 +607,8 @@ TABLES: Mapping[str, tuple[str, Callable[[], str]]] = {
     "docs/results/limits.md": ("refusals", refusals),
     "docs/results/cpu.md": ("alone", alone),
     "docs/results/where-rules-pay.md": ("where rules pay", headroom.table),
-    "docs/results/on-disk.md": ("on disk", headroom.on_disk),
+    "docs/results/right-answers.md": ("right answers", whole.table),
+    "docs/results/on-disk.md": ("on disk", whole.on_disk),
     "docs/results/vllm.md": ("engines", engines),
     "docs/results/cheap-drafts.md": ("cheap drafts", cheap_drafts),
     "docs/results/trees.md": ("trees", trees),
@@ -620,7 +621,8 @@ PICTURES = {
     "which-rule": draw_rules,
     "price": draw_price,
     "where-rules-pay": headroom.draw,
-    "on-disk": headroom.draw_on_disk,
+    "right-answers": whole.draw,
+    "on-disk": whole.draw_on_disk,
 }
 """What is drawn on a page in place of its table."""
 

@@ -60,15 +60,3 @@ def test_times_by_hand():
     assert right[0] == pytest.approx(answers[0] * time[0] * rule.calls / base.calls)
     spread = math.log(answers[2] / answers[0]) ** 2 + math.log(time[2] / time[0]) ** 2
     assert math.log(right[2] / right[0]) ** 2 == pytest.approx(spread)
-
-
-def test_the_share_of_a_token_is_that_of_made_up_seconds():
-    rng = np.random.default_rng(0)
-    made = [{"rounds": int(n), "drafted": int(n * rng.choice([20, 32]))} for n in rng.integers(5, 40, 30)]
-    made = [x | {"seconds": 30 + 8 * x["rounds"] + 0.2 * x["drafted"]} for x in made]
-    assert headroom.share(made) == pytest.approx(0.025)
-
-
-def test_answers_on_disk_replay_to_the_rounds_that_they_had():
-    for x in headroom.rows("gsm8k-on-disk"):
-        assert headroom.rounds(x["tokens"], x["refused"], headroom.ON_DISK[x["mode"]][1]) == x["rounds"]

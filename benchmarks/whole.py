@@ -1,0 +1,152 @@
+"""What rules bring in whole answers with long drafts, at each cost of a drafted token, and with the target on disk.
+
+A rule that judges each drafted token on its own writes nearly the same text with drafts of any length. So an answer is
+replayed with drafts of other lengths than its own: a draft ends where its token was refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+
+from .headroom import COST, LENGTHS, LOSSLESS, Replay, answers_of, best, right_price, rounds
+from .tables import Interval, Row, interval, markdown, points, ratio, rows, signed, times
+
+WHOLE, ON_DISK = "gsm8k-32", "gsm8k-on-disk"
+MODES = {  # by configuration: its modes, the reference first, with the rule and γ of each
+    WHOLE: {
+        "lossless@32": (LOSSLESS, 32),
+        "judge@32:threshold=0.263591": ("judge", 32),
+        "typical@32": ("`typical`", 32),
+    },
+    ON_DISK: {"lossless@20": (LOSSLESS, 20), "typical@32": ("`typical`", 32)},
+}
+COSTS = (0.1, COST, 0.02, 0.01)
+"""Of a drafted token in the table, as shares of a call of the target."""
+
+
+@dataclass(frozen=True, eq=False)
+class Written:
+    """A mode's answers."""
+
+    answers: Sequence[Row]
+
+    @classmethod
+    def of(cls, configuration: str, mode: str) -> Written:
+        return cls([*answers_of(configuration, mode).values()])
+
+    @cached_property
+    def rounds(self) -> np.ndarray:
+        """``(N, Γ)`` the rounds of each answer with each length of drafts."""
+        return np.array([[rounds(x["tokens"], x["refused"], n) for n in LENGTHS] for x in self.answers])
+
+    @cached_property
+    def scores(self) -> np.ndarray:
+        return np.array([x["score"] for x in self.answers])
+
+    def gamma(self, cost: float) -> int:
+        """Return the length of drafts that is best for all answers."""
+        return int(LENGTHS[(self.rounds * (1 + cost * LENGTHS)).sum(0).argmin()])
+
+    def beside(self, other: Written, cost: float) -> tuple[Interval, Interval]:
+        """Return the times of an answer and of a right one beside another mode's, each with its best drafts."""
+        return multiples(best(self.rounds, cost), self.scores, best(other.rounds, cost), other.scores)
+
+
+def multiples(*columns: np.ndarray) -> tuple[Interval, Interval]:
+    """Return the times of an answer and of a right one beside another mode's, of times and scores of both."""
+    both = np.stack(columns, axis=1)
+    return interval(both[:, [0, 2]], ratio, log=True), interval(both, right_price, log=True)
+
+
+def table() -> str:
+    """Return what rules cost and gain in whole answers, by the cost of a drafted token."""
+    reference, *modes = MODES[WHOLE]
+    base, lines = Written.of(WHOLE, reference), []
+    for mode in modes:
+        own = Written.of(WHOLE, mode)
+        cells = [f"`{mode}`", len(own.answers), signed(points(own.scores, base.scores))]
+        for cost in COSTS:
+            drafts = f"{own.gamma(cost)}, {base.gamma(cost)}"
+            lines.append([*cells, cost, drafts, *map(times, own.beside(base, cost))])
+            cells = ["", "", ""]
+    return markdown(("rule", "n", "points", "c", "γ", "answer, ×", "right answer, ×"), lines)
+
+
+def draw(path: Path) -> None:
+    """Draw the time of a right answer beside that of ``lossless`` over the cost of a drafted token."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(10, 4.5), layout="constrained")
+    costs, (reference, *modes) = np.geomspace(0.005, 0.5, 40), MODES[WHOLE]
+    base = Written.of(WHOLE, reference)
+    for i, axes in enumerate(figure.subplots(1, 2, sharey=True)):
+        for mode in modes:
+            own = Written.of(WHOLE, mode)
+            values = np.array([own.beside(base, cost)[i] for cost in costs])
+            (line,) = axes.plot(costs, values[:, 0], label=mode)
+            axes.fill_between(costs, *values[:, 1:].T, color=line.get_color(), alpha=0.15)
+        axes.axhline(1, color="0.8", linewidth=1)
+        title = f"the time of {('an answer', 'a right answer')[i]}"
+        axes.set(title=title, xscale="log", xlabel="a drafted token's share of a call of the target")
+    figure.axes[0].set_ylabel("beside lossless")
+    axes.legend(fontsize="small")
+    figure.savefig(path, dpi=100)
+
+
+def share(answers: Sequence[Row]) -> float:
+    """Return the seconds of a drafted token as a share of those of a call, by the seconds of answers.
+
+    A prompt takes a constant time.
+    """
+    given = np.array([(1.0, x["rounds"], x["drafted"]) for x in answers])
+    _, call, token = np.linalg.lstsq(given, np.array([x["seconds"] for x in answers]), rcond=None)[0]
+    return float(token / call)
+
+
+def on_disk() -> str:
+    """Return what answers took with the target on disk, beside what labels and drafts of other lengths predict."""
+    lines, cost = [], share(rows(ON_DISK))
+    modes = {mode: Written.of(ON_DISK, mode) for mode in MODES[ON_DISK]}
+    reference = next(iter(modes))
+    labelled = {}
+    for mode, own in modes.items():
+        rule, gamma = MODES[ON_DISK][mode]
+        seconds = {x: np.array([row["seconds"] for row in modes[x].answers]) for x in (mode, reference)}
+        labelled[mode] = Replay.of("GSM8K", rule).rounds[:, gamma - 1] * (1 + cost * gamma)
+        tokens, calls = (sum(x[k] for x in own.answers) for k in ("tokens", "rounds"))
+        cells = [
+            f"`{mode}`", len(own.answers), f"{own.scores.sum():.0f}", f"{tokens / calls:.1f}",
+            f"{seconds[mode].mean():.0f}",
+        ]  # fmt: skip
+        if mode == reference:
+            lines.append([*cells, "1", "1", "1", "1"])
+            continue
+        seen, right = multiples(seconds[mode], own.scores, seconds[reference], modes[reference].scores)
+        said = interval(np.stack([labelled[mode], labelled[reference]], axis=1), ratio, log=True)
+        replayed, _ = own.beside(modes[reference], COST)
+        lines.append([*cells, *map(times, (seen, said, replayed, right))])
+    heads = ("time, ×", f"labels say, c = {cost:.3f}", f"replayed, c = {COST}", "right answer, ×")
+    return markdown(("mode", "n", "right", "tokens a call", "seconds", *heads), lines)
+
+
+def draw_on_disk(path: Path) -> None:
+    """Draw the seconds of each answer with the target on disk; crosses are wrong answers."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8, 3.5), layout="constrained")
+    axes = figure.add_subplot()
+    for i, mode in enumerate(MODES[ON_DISK]):
+        own = answers_of(ON_DISK, mode).values()
+        axes.plot([x["id"] for x in own], [x["seconds"] for x in own], color=f"C{i}", linewidth=0.6)
+        for right, marker in ((1, "o"), (0, "x")):
+            some = [x for x in own if x["score"] == right]
+            label = f"{mode}, {'right' if right else 'wrong'}"
+            axes.plot([x["id"] for x in some], [x["seconds"] for x in some], f"C{i}{marker}", label=label)
+    axes.set(xlabel="problem", ylabel="seconds of an answer", ylim=(0, None))
+    figure.legend(loc="outside right upper", fontsize="small")
+    figure.savefig(path, dpi=100)
