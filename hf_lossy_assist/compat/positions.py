@@ -87,9 +87,11 @@ _OF_IMAGES = "vision"  # some decoders hold the model that looks at images, with
 def learned_positions(model: PreTrainedModel) -> int | None:
     """Return how many positions a model's decoder has a table of; None where positions need none."""
     decoder = model.get_decoder() if hasattr(model, "get_decoder") else model
-    tables = [
-        len(part) if isinstance(part, Tensor) else part.num_embeddings - getattr(part, "offset", 0)
-        for name, part in (*decoder.named_modules(), *decoder.named_buffers())
-        if isinstance(part, nn.Embedding | Tensor) and name.rpartition(".")[2] in _TABLES and _OF_IMAGES not in name
-    ]
+    tables = []
+    for name, part in (*decoder.named_modules(), *decoder.named_buffers()):
+        if name.rpartition(".")[2] in _TABLES and _OF_IMAGES not in name:
+            if isinstance(part, Tensor):
+                tables.append(len(part))
+            elif isinstance(part, nn.Embedding):
+                tables.append(part.num_embeddings - getattr(part, "offset", 0))
     return min(tables, default=None)

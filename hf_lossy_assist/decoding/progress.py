@@ -104,6 +104,8 @@ class Progress:
         self.max_length = config.max_length
         self.eos: set[int] = set()
         self._by_row, self._in_order = StoppingCriteriaList(), StoppingCriteriaList()
+        # Whether rows that are decoded apart take turns: none may be far ahead when criteria are asked, or time is up.
+        self.take_turns = False
         # Without a criterion on EOS, plain generation pads nothing: an ended row goes on until all end.
         self._pads = batch == 1 or any(hasattr(criterion, "eos_token_id") for criterion in criteria)
         self._contexts: list[MaxLengthCriteria] = []  # they remind of the model's context
@@ -116,10 +118,10 @@ class Progress:
                 self.eos.update(criterion.eos_token_id.flatten().tolist())
             elif type(criterion) in _STATELESS and self._pads:
                 self._by_row.append(criterion)
+                self.take_turns |= type(criterion) is MaxTimeCriteria
             else:
                 self._in_order.append(criterion)
-        # Whether rows that are decoded apart take turns: none may be far ahead when criteria are asked, or time is up.
-        self.take_turns = bool(self._in_order) or any(type(x) is MaxTimeCriteria for x in self._by_row)
+                self.take_turns = True
         self._asks = bool(self._by_row or self._in_order)
         self._pad = pad
         self._texts = prompts.long()
