@@ -8,10 +8,11 @@ length are counted without a forward pass, as if a rule's answers were no longer
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -24,6 +25,8 @@ TEXTS = {
 """By title: what the texts' orders and labels are called, and whole answers, for programs to other problems."""
 COST = 0.05
 """Of a drafted token in the tables, as a share of a call of the target; the plot has others."""
+DRAWN = np.geomspace(0.005, 0.5, 40)
+"""The costs of a drafted token in plots."""
 LENGTHS = np.arange(1, 33)
 """The lengths γ of drafts."""
 WRITTEN = 5
@@ -51,10 +54,11 @@ def rounds(length: int, stops: Sequence[int], gamma: int) -> int:
     return count
 
 
-def best(rounds: np.ndarray, cost: float) -> np.ndarray:
-    """Return the time of each text with the γ that is best for all, in calls, of its rounds with each γ ``(N, Γ)``."""
+def best(rounds: np.ndarray, cost: float) -> tuple[int, np.ndarray]:
+    """Return the γ that is best for all texts, and each text's time with it in calls, of its rounds ``(N, Γ)``."""
     spent = rounds * (1 + cost * LENGTHS)
-    return spent[:, spent.sum(0).argmin()]
+    at = spent.sum(0).argmin()
+    return int(LENGTHS[at]), spent[:, at]
 
 
 @dataclass(frozen=True, eq=False)
@@ -113,7 +117,7 @@ class Replay:
 
     def beside(self, other: Replay, cost: float) -> Interval:
         """Return the time of an answer beside another rule's, where a drafted token costs so much."""
-        return interval(np.stack([best(x.rounds, cost) for x in (self, other)], axis=1), ratio, log=True)
+        return interval(np.stack([best(x.rounds, cost)[1] for x in (self, other)], axis=1), ratio, log=True)
 
     @property
     def calls(self) -> float:
@@ -182,21 +186,25 @@ def table() -> str:
     return markdown(heads, lines)
 
 
+def draw_curves(axes: Any, curves: Mapping[str, np.ndarray]) -> None:
+    """Draw quantities beside those of ``lossless``, with their intervals ``(C, 3)``, over the costs that are drawn."""
+    for name, values in curves.items():
+        (line,) = axes.plot(DRAWN, values[:, 0], label=name.strip("`"))
+        axes.fill_between(DRAWN, *values[:, 1:].T, color=line.get_color(), alpha=0.15)
+    axes.axhline(1, color="0.8", linewidth=1)
+    axes.set(xscale="log", xlabel="a drafted token's share of a call of the target")
+
+
 def draw(path: Path) -> None:
     """Draw the time of an answer beside ``lossless`` over the cost of a drafted token."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(10, 4.5), layout="constrained")
-    costs = np.geomspace(0.005, 0.5, 40)
     for axes, title in zip(figure.subplots(1, len(TEXTS), sharey=True), TEXTS, strict=True):
         base = Replay.of(title, LOSSLESS)
-        for rule in (KNOWING, *RULES, ALL):
-            own = Replay.of(title, rule)
-            values = np.array([own.beside(base, cost) for cost in costs])
-            (line,) = axes.plot(costs, values[:, 0], label=rule.strip("`"))
-            axes.fill_between(costs, *values[:, 1:].T, color=line.get_color(), alpha=0.15)
-        axes.axhline(1, color="0.8", linewidth=1)
-        axes.set(title=title, xscale="log", xlabel="a drafted token's share of a call of the target")
-    axes.figure.axes[0].set_ylabel("time of an answer / that of lossless")
+        rules = {x: Replay.of(title, x) for x in (KNOWING, *RULES, ALL)}
+        draw_curves(axes, {x: np.array([own.beside(base, c) for c in DRAWN]) for x, own in rules.items()})
+        axes.set_title(title)
+    figure.axes[0].set_ylabel("time of an answer / that of lossless")
     axes.legend(fontsize="small")
     figure.savefig(path, dpi=100)

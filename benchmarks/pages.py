@@ -95,8 +95,7 @@ class Answers:
             return None
         if per == "seconds":
             counts = np.add.reduceat(counts, range(0, len(counts), self.plan[mode]["batch_size"]))
-        of = ratio if per is None else lambda s: s[:, 0] * s[:, 3] / (s[:, 1] * s[:, 2])
-        return interval(counts, of, log=True)
+        return interval(counts, ratio if per is None else headroom.right_price, log=True)
 
     def line(self, mode: str, ids: frozenset[int]) -> tuple[float | None, list[str]]:
         """Return the tokens kept per round, and a mode's cells of the quality table."""

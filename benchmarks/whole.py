@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from .headroom import COST, LENGTHS, LOSSLESS, Replay, answers_of, best, right_price, rounds
+from .headroom import COST, DRAWN, LENGTHS, LOSSLESS, Replay, answers_of, best, draw_curves, right_price, rounds
 from .tables import Interval, Row, interval, markdown, points, ratio, rows, signed, times
 
 WHOLE, ON_DISK = "gsm8k-32", "gsm8k-on-disk"
@@ -48,13 +48,10 @@ class Written:
     def scores(self) -> np.ndarray:
         return np.array([x["score"] for x in self.answers])
 
-    def gamma(self, cost: float) -> int:
-        """Return the length of drafts that is best for all answers."""
-        return int(LENGTHS[(self.rounds * (1 + cost * LENGTHS)).sum(0).argmin()])
-
     def beside(self, other: Written, cost: float) -> tuple[Interval, Interval]:
         """Return the times of an answer and of a right one beside another mode's, each with its best drafts."""
-        return multiples(best(self.rounds, cost), self.scores, best(other.rounds, cost), other.scores)
+        (_, own), (_, base) = (best(x.rounds, cost) for x in (self, other))
+        return multiples(own, self.scores, base, other.scores)
 
 
 def multiples(*columns: np.ndarray) -> tuple[Interval, Interval]:
@@ -71,7 +68,7 @@ def table() -> str:
         own = Written.of(WHOLE, mode)
         cells = [f"`{mode}`", len(own.answers), signed(points(own.scores, base.scores))]
         for cost in COSTS:
-            drafts = f"{own.gamma(cost)}, {base.gamma(cost)}"
+            drafts = ", ".join(str(best(x.rounds, cost)[0]) for x in (own, base))
             lines.append([*cells, cost, drafts, *map(times, own.beside(base, cost))])
             cells = ["", "", ""]
     return markdown(("rule", "n", "points", "c", "γ", "answer, ×", "right answer, ×"), lines)
@@ -82,17 +79,12 @@ def draw(path: Path) -> None:
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(10, 4.5), layout="constrained")
-    costs, (reference, *modes) = np.geomspace(0.005, 0.5, 40), MODES[WHOLE]
-    base = Written.of(WHOLE, reference)
+    base, *others = (Written.of(WHOLE, mode) for mode in MODES[WHOLE])
+    _, *names = MODES[WHOLE]
+    curves = {x: np.array([own.beside(base, c) for c in DRAWN]) for x, own in zip(names, others, strict=True)}
     for i, axes in enumerate(figure.subplots(1, 2, sharey=True)):
-        for mode in modes:
-            own = Written.of(WHOLE, mode)
-            values = np.array([own.beside(base, cost)[i] for cost in costs])
-            (line,) = axes.plot(costs, values[:, 0], label=mode)
-            axes.fill_between(costs, *values[:, 1:].T, color=line.get_color(), alpha=0.15)
-        axes.axhline(1, color="0.8", linewidth=1)
-        title = f"the time of {('an answer', 'a right answer')[i]}"
-        axes.set(title=title, xscale="log", xlabel="a drafted token's share of a call of the target")
+        draw_curves(axes, {name: values[:, i] for name, values in curves.items()})
+        axes.set_title(f"the time of {('an answer', 'a right answer')[i]}")
     figure.axes[0].set_ylabel("beside lossless")
     axes.legend(fontsize="small")
     figure.savefig(path, dpi=100)
@@ -110,25 +102,26 @@ def share(answers: Sequence[Row]) -> float:
 
 def on_disk() -> str:
     """Return what answers took with the target on disk, beside what labels and drafts of other lengths predict."""
-    lines, cost = [], share(rows(ON_DISK))
-    modes = {mode: Written.of(ON_DISK, mode) for mode in MODES[ON_DISK]}
-    reference = next(iter(modes))
-    labelled = {}
-    for mode, own in modes.items():
-        rule, gamma = MODES[ON_DISK][mode]
-        seconds = {x: np.array([row["seconds"] for row in modes[x].answers]) for x in (mode, reference)}
-        labelled[mode] = Replay.of("GSM8K", rule).rounds[:, gamma - 1] * (1 + cost * gamma)
+    lines, cost, base = [], share(rows(ON_DISK)), None
+    for mode, (rule, gamma) in MODES[ON_DISK].items():
+        own = Written.of(ON_DISK, mode)
+        seconds = np.array([x["seconds"] for x in own.answers])
+        labelled = Replay.of("GSM8K", rule).rounds[:, gamma - 1] * (1 + cost * gamma)
         tokens, calls = (sum(x[k] for x in own.answers) for k in ("tokens", "rounds"))
         cells = [
-            f"`{mode}`", len(own.answers), f"{own.scores.sum():.0f}", f"{tokens / calls:.1f}",
-            f"{seconds[mode].mean():.0f}",
-        ]  # fmt: skip
-        if mode == reference:
-            lines.append([*cells, "1", "1", "1", "1"])
+            f"`{mode}`",
+            len(own.answers),
+            f"{own.scores.sum():.0f}",
+            f"{tokens / calls:.1f}",
+            f"{seconds.mean():.0f}",
+        ]
+        if base is None:
+            base, base_seconds, base_labelled = own, seconds, labelled
+            lines.append([*cells, *["1"] * 4])
             continue
-        seen, right = multiples(seconds[mode], own.scores, seconds[reference], modes[reference].scores)
-        said = interval(np.stack([labelled[mode], labelled[reference]], axis=1), ratio, log=True)
-        replayed, _ = own.beside(modes[reference], COST)
+        seen, right = multiples(seconds, own.scores, base_seconds, base.scores)
+        said = interval(np.stack([labelled, base_labelled], axis=1), ratio, log=True)
+        replayed, _ = own.beside(base, COST)
         lines.append([*cells, *map(times, (seen, said, replayed, right))])
     heads = ("time, ×", f"labels say, c = {cost:.3f}", f"replayed, c = {COST}", "right answer, ×")
     return markdown(("mode", "n", "right", "tokens a call", "seconds", *heads), lines)
