@@ -240,9 +240,8 @@ def _check_tokenizer(assistant: str, tokenizer: PreTrainedTokenizerBase) -> None
         return  # drafts without a tokenizer have the target's; loading the model raises a better error
     ours, theirs = ({i: token for token, i in x.get_vocab().items()} for x in (tokenizer, own))
     # Tokens that were added are often renamed, and mean the same.
-    for added in (tokenizer.get_added_vocab(), own.get_added_vocab()):
-        ours = {i: token for i, token in ours.items() if i not in added.values()}
-    if differ := sum(token != theirs.get(i, token) for i, token in ours.items()):
+    added = {*tokenizer.get_added_vocab().values(), *own.get_added_vocab().values()}
+    if differ := sum(token != theirs.get(i, token) for i, token in ours.items() if i not in added):
         raise LossyValueError(
             f"`assistant` ({assistant!r}) has to share the target's tokenizer, but means other tokens by {differ:,} "
             "numbers; choose another draft, or in Python pass both tokenizers to `generate()`"
