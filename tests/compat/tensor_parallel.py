@@ -14,8 +14,8 @@ from transformers.distributed import DistributedConfig
 import hf_lossy_assist
 from hf_lossy_assist import pairs
 from tests.acceptors.fixtures import verifier_head
-from tests.leaving import leave
-from tests.parity import assert_same_text
+from tests.forking import leave
+from tests.parity import assert_same_rows
 from tests.tiny_models import noisy_copy, padded, prompt, tiny
 
 alone = tiny()

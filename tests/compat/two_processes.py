@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 import hf_lossy_assist
 from tests.acceptors.fixtures import verifier_head as head_for
-from tests.leaving import leave
+from tests.forking import leave
 from tests.tiny_models import noisy_copy, padded, prompt, tiny
 
 dist.init_process_group("gloo")

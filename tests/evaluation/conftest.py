@@ -1,4 +1,3 @@
 """Tiny models for measurements."""
 
 from tests.small_pair import models, pair, tokenizer  # noqa: F401
-from tests.tiny_pair import tiny_pair_folder  # noqa: F401

@@ -23,7 +23,6 @@ from hf_lossy_assist.heads import JudgeHead
 from hf_lossy_assist.pairs import Pair
 from tests.acceptors.table import judge_head
 from tests.evaluation.parts import DRAFT, TARGET, Numbers, Words, evaluation, folder_of
-from tests.hub.fixtures import loopback_hub, signed_in  # noqa: F401
 from tests.hub.server import LoopbackHub
 from tests.tiny_models import prompt, tiny
 
@@ -204,11 +203,7 @@ def test_a_saved_certificate_brings_its_setting_and_its_head(
     assert run_saved(str(moved)) == judged_by_hand
 
 
-def test_so_does_one_on_the_hub(
-    judged: Path,
-    judged_by_hand: list[list[int]],
-    signed_in: LoopbackHub,  # noqa: F811
-):
+def test_so_does_one_on_the_hub(judged: Path, judged_by_hand: list[list[int]], signed_in: LoopbackHub):
     HfApi().create_repo("org/certified")
     HfApi().upload_folder(repo_id="org/certified", folder_path=judged)  # as `hf upload` does
     assert run_saved("org/certified") == judged_by_hand

@@ -1,4 +1,4 @@
-"""Heads for the tests, and the loopback Hub."""
+"""Heads for the tests."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from hf_lossy_assist.heads import (
     VerifierHead,
     VerifierRow,
 )
-from tests.hub.fixtures import loopback_hub, signed_in  # noqa: F401
 from tests.tiny_models import noisy_copy, tiny
 
 

@@ -1,7 +1,4 @@
-"""The loopback Hub as a fixture: inside a test, ``huggingface_hub`` talks to it and to nothing else.
-
-A test module gets it with ``from tests.hub.fixtures import loopback_hub``.
-"""
+"""The loopback Hub as a fixture: inside a test, ``huggingface_hub`` talks to it and to nothing else."""
 
 from __future__ import annotations
 

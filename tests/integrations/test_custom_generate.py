@@ -25,7 +25,6 @@ from transformers import dynamic_module_utils as dynamic
 import hf_lossy_assist
 from hf_lossy_assist import LossyValueError, pairs
 from tests.forking import ended, fork
-from tests.hub.fixtures import loopback_hub, signed_in  # noqa: F401
 from tests.hub.server import TOKEN, LoopbackHub
 
 FOLDER = pairs.hub_cards() / "lossy-assist-generate"
@@ -183,7 +182,7 @@ def test_such_a_model_is_a_draft_too(pair: pairs.Pair, call: dict, own: PreTrain
     assert torch.equal(stock, pair.target.generate(**call, **CUSTOM, lossy_mode="lossless").sequences)
 
 
-def test_published_and_used_from_the_hub(pair: pairs.Pair, call: dict, signed_in: LoopbackHub):  # noqa: F811
+def test_published_and_used_from_the_hub(pair: pairs.Pair, call: dict, signed_in: LoopbackHub):
     HfApi().create_repo(ID, private=True)
     HfApi().upload_folder(repo_id=ID, folder_path=FOLDER)  # as `hf upload` does
     repository = signed_in.repositories[ID]

@@ -26,7 +26,6 @@ from hf_lossy_assist.heads import Head
 from hf_lossy_assist.pairs import qwen_coder
 from hf_lossy_assist.pairs.qwen_coder import cache_folder
 from tests.cli.running import invoke
-from tests.hub.fixtures import loopback_hub  # noqa: F401
 from tests.hub.server import LoopbackHub
 from tests.parity import assert_same_text
 from tests.tiny_pair import TEMPLATE
@@ -222,7 +221,7 @@ def test_a_missing_or_damaged_pair_is_an_error_that_says_how_to_make_it(copied):
     assert pairs.load("qwen-coder").draft is not None
 
 
-def test_a_hub_comes_first(copied, tiny_pair_folder, loopback_hub: LoopbackHub, monkeypatch):  # noqa: F811
+def test_a_hub_comes_first(copied, tiny_pair_folder, loopback_hub: LoopbackHub, monkeypatch):
     copied.make()
     with monkeypatch.context() as changed:  # the Hub answers, but does not have the pair
         changed.setattr(constants, "HF_HUB_CACHE", str(copied.folder / "no-cache"))

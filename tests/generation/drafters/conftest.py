@@ -6,6 +6,7 @@ import pytest
 from torch import Tensor
 
 from hf_lossy_assist.drafting.chain import ChainDrafter
+from hf_lossy_assist.generation.drafters import lookup_first
 
 
 @pytest.fixture
@@ -23,3 +24,15 @@ def drafts(monkeypatch) -> list[tuple[Tensor, Tensor, Tensor | None]]:
 
     monkeypatch.setattr(ChainDrafter, "propose", noted)
     return seen
+
+
+@pytest.fixture
+def looks_up(monkeypatch) -> None:
+    """Look up in many rounds by the text alone, and leave others to the model."""
+
+    def sometimes(row, count: int, price: float) -> bool:
+        text = row.repeats._text
+        return row.rounds > 1 and row.repeats.length > 0 and (len(text) + text[-1]) % 3 > 0
+
+    monkeypatch.setattr(lookup_first._Row, "promises_more", sometimes)
+    monkeypatch.setattr(lookup_first, "SHORTEST", 1)  # nothing in an untrained model's text repeats for long

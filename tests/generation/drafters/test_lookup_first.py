@@ -15,7 +15,6 @@ from tests.acceptors.fixtures import P, Q, chi_square_p
 from tests.architectures import family
 from tests.eagle3_heads import random_head
 from tests.encoder_decoders import made
-from tests.generation.drafters.looking_up import sometimes
 from tests.nightly import spread
 from tests.parity import TIE, assert_lossless
 from tests.tiny_models import ARCHITECTURES, constant, noisy_copy, padded, prompt, tiny
@@ -99,10 +98,8 @@ def rounds(monkeypatch) -> list[tuple[list[bool], torch.Tensor, torch.Tensor]]:
 
 
 @spread(architecture=ARCHITECTURES, batched=[False, True])
-def test_the_model_s_cache_has_what_was_looked_up(architecture: str, batched: bool, rounds, monkeypatch):
+def test_the_model_s_cache_has_what_was_looked_up(architecture: str, batched: bool, rounds, looks_up):
     """What it drafts is what it says without a cache, also after rounds in which some rows, or all, looked up."""
-    monkeypatch.setattr(_Row, "promises_more", sometimes)
-    monkeypatch.setattr(lookup_first, "SHORTEST", 1)  # nothing in an untrained model's text repeats for long
     target = tiny(architecture)
     inputs = padded() if batched else {"input_ids": prompt()}
     draft = noisy_copy(target, noise=0.2)
@@ -158,10 +155,8 @@ def test_lossless_parity_with_drafters_of_single_texts_and_states(made_of, monke
 
 
 @pytest.mark.parametrize(("rows", "tokens"), [(1, 1000), (4, 600)])
-def test_sampling_has_the_target_s_law_whatever_a_text_decides(rows: int, tokens: int, monkeypatch):
+def test_sampling_has_the_target_s_law_whatever_a_text_decides(rows: int, tokens: int, looks_up):
     """1,000 tokens, p > 1e-5: catches a law that is off by 0.08 anywhere; a text's tokens are independent."""
-
-    monkeypatch.setattr(_Row, "promises_more", sometimes)
     out = constant(P).generate(
         torch.ones(rows, 1, dtype=torch.long), attention_mask=torch.ones(rows, 1), assistant_model=constant(Q, seed=1),
         lossy_mode="lossless", lossy_config={"seed": 0}, do_sample=True, top_k=0, max_new_tokens=tokens,

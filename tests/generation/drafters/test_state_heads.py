@@ -14,16 +14,14 @@ from transformers import CompileConfig, DynamicCache
 from hf_lossy_assist import quantize_draft
 from hf_lossy_assist.compat.caches import CACHE
 from hf_lossy_assist.compat.probe import obstacle_to_rollback
-from hf_lossy_assist.generation.drafters import lookup_first
 from hf_lossy_assist.generation.drafters.dflash import BlockDrafter
-from hf_lossy_assist.generation.drafters.lookup_first import _Row, price_of
+from hf_lossy_assist.generation.drafters.lookup_first import price_of
 from hf_lossy_assist.generation.drafters.mtp import mtp_of
 from hf_lossy_assist.models import recurrent
 from tests import dflash_heads, eagle3_heads
 from tests.acceptors.fixtures import assert_texts_have_the_law
 from tests.architectures import family
 from tests.dflash_heads import BLOCK, random_dflash, trained_dflash
-from tests.generation.drafters.looking_up import sometimes
 from tests.generation.drafters.mtp_reference import Reference
 from tests.generation.drafters.uncached import dflash_logits, eagle3_logits
 from tests.graphs import Backend, Recorder, record
@@ -73,13 +71,6 @@ def assert_said(drafts, expected: Callable[[Tensor, Tensor], Tensor]) -> None:
         said = expected(text, tokens)[: len(tokens)]
         torch.testing.assert_close(logits.softmax(-1), said.softmax(-1), atol=1e-4, rtol=0)
         assert tokens.tolist() == logits.argmax(-1).tolist()
-
-
-@pytest.fixture
-def looks_up(monkeypatch) -> None:
-    """Look up in many rounds, and leave others to the head."""
-    monkeypatch.setattr(_Row, "promises_more", sometimes)
-    monkeypatch.setattr(lookup_first, "SHORTEST", 1)  # nothing in an untrained model's text repeats for long
 
 
 def counted(target, drafting: dict, **call):
