@@ -13,13 +13,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hf_lossy_assist import LossyUnsupportedError, LossyValueError, LossyVerification
+from hf_lossy_assist import LossyValueError, LossyVerification
 from hf_lossy_assist.acceptors import Lossless, TopK, decide
 from hf_lossy_assist.core.distributions import Randomness
 from hf_lossy_assist.core.messages import Verification
 from hf_lossy_assist.generation.config import LossyConfig
 from tests.acceptors.exact import Tables, outcome
-from tests.acceptors.fixtures import P, Q, Repeating, V, chi_square_p, generate, telling
+from tests.acceptors.fixtures import P, Q, V, chi_square_p, generate, telling
 from tests.tiny_models import constant, noisy_copy, tiny
 
 parse = LossyConfig.from_fields
@@ -135,19 +135,6 @@ def test_thresholds_are_what_an_inspected_text_was_decided_by():
     # The last token kept of a round is the last one below its threshold.
     ends = [a for a, b in pairwise(records) if a.fate == "accepted" and b.fate != "accepted"]
     assert all(x.scores.quantities["u"] < x.scores.quantities["h"] for x in ends)
-
-
-def test_a_draft_without_a_distribution_is_refused():
-    ids = torch.ones(1, 1, dtype=torch.long)
-    call = {"input_ids": ids, "lossy_mode": "lossless", "lossy_config": {"verification": "block"}}
-    for drafter in ({"candidate_generator": Repeating(1)}, {"prompt_lookup_num_tokens": 3}):
-        with pytest.raises(LossyValueError, match=r'`verification="token"` in `lossy_config`.*`assistant_model`'):
-            constant(P).generate(**call, **drafter, do_sample=True, max_new_tokens=8)
-
-
-def test_trees_are_refused():
-    with pytest.raises(LossyUnsupportedError, match="tree"):
-        generate(tiny(), tiny(), 8, ("lossless", {"verification": "block", "tree": {"depth": 2}}), True)
 
 
 def test_rules_of_a_list_judge_tokens_one_by_one():

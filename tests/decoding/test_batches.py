@@ -12,14 +12,12 @@ import warnings
 import numpy as np
 import pytest
 import torch
-from transformers import DynamicCache, LogitsProcessor, LogitsProcessorList
+from transformers import LogitsProcessor, LogitsProcessorList
 
-from hf_lossy_assist import LossyError
 from hf_lossy_assist.compat.caches import CACHE
 from tests.acceptors.fixtures import P, Q, chi_square_p
 from tests.acceptors.table import SOME_ROWS, row_id
 from tests.architectures import family
-from tests.chains import Generating
 from tests.parity import assert_same_rows
 from tests.tiny_models import (
     LENGTHS,
@@ -216,32 +214,6 @@ def test_equal_rows_are_never_moved(monkeypatch):
     target = tiny()
     _, ours = both(target, target, gamma=3)
     assert ours.lossy_stats.acceptance_rate == 1
-
-
-class Silent:
-    def put(self, value):
-        pass
-
-    def end(self):
-        pass
-
-
-CASES = {
-    "streamer": ({"streamer": Silent()}, ["`streamer`", "4 rows"]),
-    "a cache passed in": ({CACHE: DynamicCache()}, [f"`{CACHE}`", "4 rows"]),
-    "one drafter": ({"assistant_model": None, "candidate_generator": "drafter"}, ["`candidate_generator`", "4 rows"]),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_refused(case: str):
-    change, needles = CASES[case]
-    target = tiny()
-    if "candidate_generator" in change:
-        change = change | {"candidate_generator": Generating(noisy_copy(target), 3)}
-    with pytest.raises(LossyError) as error:
-        target.generate(**(GREEDY | padded() | {"assistant_model": noisy_copy(target), "lossy_mode": "topk"} | change))
-    assert all(needle in str(error.value) for needle in needles)
 
 
 def test_a_pipeline_with_a_batch_size():

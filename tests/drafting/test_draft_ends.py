@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from hf_lossy_assist import LossyUnsupportedError, LossyValueError
+from hf_lossy_assist import LossyValueError
 from hf_lossy_assist.drafting import chain as chains
 from hf_lossy_assist.drafting.draft_ends import (
     LONGEST,
@@ -204,28 +204,6 @@ def test_other_ways_of_drafting_have_no_default_stop(by_default):
 def test_what_is_no_setting_is_refused(named, value):
     with pytest.raises(LossyValueError, match=named):
         parse("lossless", {"stop_drafting": value})
-
-
-@pytest.mark.parametrize(
-    ("keywords", "words"),
-    [
-        ({"assistant_model": None, "prompt_lookup_num_tokens": 3}, ["`stop_drafting`", "`assistant_model`"]),
-        ({"assistant_confidence_threshold": 0.4}, ["`assistant_confidence_threshold`", "`stop_drafting`"]),
-        ({"lossy_config": {"stop_drafting": {"by": "acceptance"}, "tree": {}}}, ["`stop_drafting`", "`tree`"]),
-    ],
-)
-def test_what_does_not_go_together_is_refused(keywords, words):
-    target = tiny()
-    options = {
-        "input_ids": prompt(),
-        "assistant_model": target,
-        "lossy_mode": "lossless",
-        "lossy_config": {"stop_drafting": {"by": "acceptance"}},
-    }
-    with pytest.raises((LossyUnsupportedError, LossyValueError)) as error:
-        target.generate(**GREEDY | options | keywords)
-    for word in words:
-        assert word in str(error.value)
 
 
 def test_lengths_by_name():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -23,17 +24,24 @@ import hf_lossy_assist
 from hf_lossy_assist import errors
 from hf_lossy_assist.compat.caches import CACHE
 from hf_lossy_assist.errors import LossyError, LossyUnsupportedError, LossyValueError
-from tests.acceptors.fixtures import verifier_head
+from tests.acceptors.fixtures import Repeating, verifier_head
 from tests.acceptors.table import judge_head
+from tests.chains import Generating
 from tests.encoder_decoders import made
 from tests.tiny_models import VOCAB, LlamaConfig, LlamaForCausalLM, constant, noisy_copy, padded, prompt, resized, tiny
 
 TARGET = tiny("llama")
+TARGET.config.num_mtp_layers = 1  # without layers; or `use_mtp` would be refused by itself
 DRAFT = noisy_copy(TARGET)
 JUDGE = judge_head(constant([0.5, 0.5]), constant([0.5, 0.5]))
 OTHER_VOCABULARY = LlamaForCausalLM(
     LlamaConfig(vocab_size=9999, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=1)
 )
+
+LOOKUP = {"prompt_lookup_num_tokens": 6, "num_assistant_tokens": 3}
+STOP = {"stop_drafting": {"by": "acceptance"}}
+BLOCK = {"lossy_config": {"verification": "block"}, "do_sample": True}
+NOTHING_DRAFTED = "`num_assistant_tokens` is 0, so nothing is drafted: "
 
 
 class NoDistribution(CandidateGenerator):
@@ -74,7 +82,10 @@ CASES = {
         ["'fsd'", "distribution", "NoDistribution"],
     ),
     "candidate generator": ({"candidate_generator": 5}, ["candidate_generator", "5"]),
-    "vocabularies differ": ({"assistant_model": OTHER_VOCABULARY}, ["assistant_model", "64", "9999", "tokenizer"]),
+    "vocabularies differ": (
+        {"assistant_model": OTHER_VOCABULARY},
+        ["assistant_model", "64", "9999", "assistant_tokenizer"],
+    ),
     "another tokenizer": ({"assistant_tokenizer": object()}, ["`assistant_tokenizer`", "`tokenizer`"]),
     "static cache with windows": (
         {CACHE: StaticCache(config=MistralConfig(sliding_window=8), max_cache_len=64)},
@@ -103,6 +114,60 @@ CASES = {
     "a tree on a short static cache": (
         {CACHE: StaticCache(config=TARGET.config, max_cache_len=64), "lossy_config": {"tree": {"nodes": 100}}},
         ["static cache", "trees need", "slots"],
+    ),
+    "a tree and lookup": (LOOKUP | {"lossy_config": {"tree": {}}}, ["`prompt_lookup_num_tokens`", "leave out either"]),
+    "lookup without q": (
+        LOOKUP | {"lossy_mode": "fsd"},
+        ["'fsd'", "distribution", "`prompt_lookup_num_tokens`", "leave it"],
+    ),
+    "lookup without q, of a rule with a setting without it": (
+        LOOKUP | {"lossy_mode": "dropmatch"},
+        ["'dropmatch'", 'set `criterion="naive"`'],
+    ),
+    "lookup and a drafter of every round": (
+        LOOKUP | {"use_mtp": True},
+        ["`prompt_lookup_num_tokens`", "every round"],
+    ),
+    "lookup of no number": ({"prompt_lookup_num_tokens": "3"}, ["`prompt_lookup_num_tokens`", "an int >= 1", "'3'"]),
+    "lookup of a negative number, alone": (
+        {"assistant_model": None, "prompt_lookup_num_tokens": -1},
+        ["`prompt_lookup_num_tokens`", "an int >= 1", "-1"],
+    ),
+    "rows and a streamer": (padded() | {"streamer": SimpleNamespace(put=lambda ids: None)}, ["`streamer`", "4 rows"]),
+    "rows and a cache": (padded() | {CACHE: DynamicCache()}, [f"`{CACHE}`", "4 rows"]),
+    "rows and one drafter": (
+        padded() | {"assistant_model": None, "candidate_generator": Generating(DRAFT, 3)},
+        ["`candidate_generator`", "4 rows"],
+    ),
+    "block drafts without a draft": (
+        {"assistant_model": None, "speculation_type": "dflash"},
+        ["`speculation_type`", "`assistant_model`"],
+    ),
+    "an end of drafts and prompt lookup": (
+        {"assistant_model": None, "prompt_lookup_num_tokens": 3, "lossy_config": STOP},
+        ["`stop_drafting`", "`assistant_model`"],
+    ),
+    "an end of drafts and a tree": ({"lossy_config": STOP | {"tree": {}}}, ["`stop_drafting`", "`tree`"]),
+    "verification by blocks, own drafter without q": (
+        BLOCK | {"assistant_model": None, "candidate_generator": Repeating(1)},
+        ['`verification="token"` in `lossy_config`', "`assistant_model`"],
+    ),
+    "verification by blocks, prompt lookup": (
+        BLOCK | {"assistant_model": None, "prompt_lookup_num_tokens": 3},
+        ['`verification="token"` in `lossy_config`', "`assistant_model`"],
+    ),
+    "verification by blocks and a tree": ({"lossy_config": {"verification": "block", "tree": {}}}, ["tree"]),
+    "no drafts and another rule": (
+        {"num_assistant_tokens": 0, "lossy_mode": "topk"},
+        [NOTHING_DRAFTED + "take 'lossless' for `lossy_mode`, not 'topk'"],
+    ),
+    "no drafts and a tree": (
+        {"num_assistant_tokens": 0, "lossy_config": {"tree": {"depth": 2}}},
+        [NOTHING_DRAFTED + "leave out `tree` in `lossy_config`"],
+    ),
+    "no drafts and their end": (
+        {"num_assistant_tokens": 0, "lossy_config": STOP},
+        [NOTHING_DRAFTED + "leave out `stop_drafting` in `lossy_config`"],
     ),
 }  # fmt: skip
 

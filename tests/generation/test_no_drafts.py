@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import GenerationConfig
 
-from hf_lossy_assist import LossyValueError, last_stats
+from hf_lossy_assist import last_stats
 from hf_lossy_assist.evaluation.modes import parse_modes
 from hf_lossy_assist.evaluation.requests import batches_of, run_request
 from hf_lossy_assist.pairs import Pair
@@ -35,25 +35,6 @@ def test_neither_a_draft_nor_a_lookup_is_asked():
     config = GenerationConfig(**FIELDS, **KWARGS)
     for drafter in ({"assistant_model": draft}, {"prompt_lookup_num_tokens": 4}, {}):
         assert torch.equal(target.generate(prompt(), generation_config=config, **drafter), expected)
-
-
-@pytest.mark.parametrize(
-    ("fields", "remedy"),
-    [
-        ({"lossy_mode": "topk"}, "take 'lossless' for `lossy_mode`, not 'topk'"),
-        ({"lossy_config": {"tree": {"depth": 2}}}, "leave out `tree` in `lossy_config`"),
-        (
-            {"lossy_config": {"stop_drafting": {"by": "confidence", "threshold": 0.4}}},
-            "leave out `stop_drafting` in `lossy_config`",
-        ),
-    ],
-    ids=str,
-)
-def test_what_needs_drafts_is_refused(fields, remedy):
-    """The message names what was asked for, and nothing else."""
-    target = tiny()
-    with pytest.raises(LossyValueError, match=rf"`num_assistant_tokens` is 0, so nothing is drafted: {remedy}"):
-        target.generate(prompt(), assistant_model=noisy_copy(target), **KWARGS, **{**FIELDS, **fields})
 
 
 def test_it_is_a_mode_of_evaluations():

@@ -125,11 +125,6 @@ def test_processors_see_the_whole_batch_only_where_they_may_tell_rows_apart(draf
     assert texts[0] == texts[1]
 
 
-def test_dflash_needs_its_draft():
-    with pytest.raises(LossyError, match=r"speculation_type.*assistant_model"):
-        tiny("llama").generate(input_ids=prompt(), **GREEDY, speculation_type="dflash", lossy_mode="lossless")
-
-
 def test_a_row_s_law_does_not_depend_on_what_other_rows_drafters_report():
     drafters = iter([Repeating(1, reports=True), Repeating(0)])
     ids = torch.ones(2, 1, dtype=torch.long)

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 
-from hf_lossy_assist import LossyError
 from hf_lossy_assist.generation.drafters import lookup_first
 from hf_lossy_assist.generation.drafters.lookup_first import SHORTEST, LookupFirstDrafter, Repeats, _Row
 from tests.acceptors.fixtures import P, Q, chi_square_p
@@ -177,27 +176,3 @@ def test_rules_that_read_the_target_or_a_point_mass_keep_what_the_text_says():
         stats = target.generate(**kwargs, lossy_mode=rule, lossy_config=settings | {"inspect": True}).lossy_stats
         assert stats.looked_up > 0
         assert not stats.lossless
-
-
-REFUSED = {
-    "a distance of laws": ({"lossy_mode": "fsd"}, ["'fsd'", "distribution", "`prompt_lookup_num_tokens`", "leave it"]),
-    "a setting": ({"lossy_mode": "dropmatch"}, ["'dropmatch'", 'set `criterion="naive"`']),
-    "a tree": ({"lossy_config": {"tree": {}}}, ["`prompt_lookup_num_tokens`", "`tree`", "leave out either"]),
-    "a drafter of every round": ({"use_mtp": True}, ["`prompt_lookup_num_tokens`", "every round"]),
-    "no number": ({"prompt_lookup_num_tokens": "3"}, ["`prompt_lookup_num_tokens`", "an int >= 1", "'3'"]),
-    "a negative number, alone": (
-        {"assistant_model": None, "prompt_lookup_num_tokens": -1},
-        ["`prompt_lookup_num_tokens`", "an int >= 1", "-1"],
-    ),
-}
-
-
-@pytest.mark.parametrize("case", REFUSED)
-def test_refused_before_any_forward(case: str):
-    change, needles = REFUSED[case]
-    target = tiny()
-    target.config.num_mtp_layers = 1  # or `use_mtp` would be refused by itself
-    target.forward = None
-    with pytest.raises(LossyError) as caught:
-        target.generate(prompt(), **{"assistant_model": tiny(), "lossy_mode": "lossless"} | LOOKUP | change)
-    assert all(needle in str(caught.value) for needle in needles)
