@@ -6,6 +6,7 @@ import functools
 import json
 from pathlib import Path
 
+import pytest
 import torch
 from safetensors.torch import save_file
 from torch.nn.functional import embedding
@@ -19,6 +20,14 @@ from tests.tiny_models import VOCAB, prompts, tiny
 BLOCK = 6
 MASK = VOCAB - 1
 SLIDING = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 5, "use_sliding_window": True}
+CONVENTIONS = {
+    "plain": {},
+    "causal": {"is_causal": True},
+    "sliding": {"layers": SLIDING},
+    "sliding both ways": {"layers": SLIDING, "is_causal": False},
+    "scaled": {"input_embedding_scale": 3.0, "output_multiplier": 0.5, "final_logit_softcapping": 2.0},
+    "biases": {"layers": {"attention_bias": False, "num_hidden_layers": 1}, "target_layers": (1,)},
+}
 
 
 def random_dflash(drafted: int | None = None, seed: int = 0, layers: dict | None = None, **values) -> DFlash:
@@ -66,6 +75,24 @@ def trained_pair(architecture: str = "llama") -> tuple[PreTrainedModel, DFlash]:
     """Return a target of an architecture and a head for it, the same ones to all who ask."""
     target = tiny(architecture)
     return target, trained_dflash(target, prompts())
+
+
+def muse() -> PreTrainedModel:
+    """Return a random model of the one DFlash class in transformers, for targets like a tiny Llama."""
+    pytest.importorskip("transformers.models.muse_glimmer_assistant", reason="no DFlash model in this version")
+    from transformers import MuseGlimmerAssistantConfig, MuseGlimmerAssistantModel
+
+    config = MuseGlimmerAssistantConfig(
+        hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+        head_dim=8, block_size=BLOCK, mask_token_id=MASK, target_layer_ids=[0, 1], bos_token_id=1, eos_token_id=2,
+        pad_token_id=0, max_position_embeddings=256,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    model = MuseGlimmerAssistantModel(config).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += 0.2 * torch.randn_like(parameter)
+    return model
 
 
 def published_values(head: DFlash, nested: bool = True) -> dict:

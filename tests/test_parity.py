@@ -4,22 +4,14 @@ from __future__ import annotations
 
 import pytest
 import torch
-from transformers import (
-    DynamicCache,
-)
+from transformers import DynamicCache
 
 from hf_lossy_assist.compat.caches import CACHE
 from tests.nightly import nightly
-from tests.parity import assert_lossless, assert_same_text
+from tests.parity import assert_same_rows
 from tests.tiny_models import ARCHITECTURES, noisy_copy, prompt, tiny
 
 GREEDY = {"do_sample": False, "return_dict_in_generate": True, "output_logits": True, "max_new_tokens": 24}
-
-
-def both(target, draft, gamma=5, ids=None, **kwargs):
-    """Return the outputs of plain generate() and of ours, whose text is the same."""
-    drafting = {"assistant_model": draft, "num_assistant_tokens": gamma}
-    return assert_lossless(target, drafting, input_ids=prompt() if ids is None else ids, **GREEDY | kwargs)
 
 
 # Drafts are shorter and longer than the windows of the models that have one.
@@ -38,7 +30,7 @@ def test_every_architecture(architecture, gamma):
         ours = target.generate(
             **kwargs, assistant_model=noisy_copy(target, noise), lossy_mode="lossless", num_assistant_tokens=gamma
         )
-        assert_same_text(ours.sequences, plain)
+        assert_same_rows(ours.sequences, plain)
         lengths |= {i for i, count in enumerate(ours.lossy_stats.accepted_histogram) if count}
     # The drafts are chosen so that rounds end early, late and not at all.
     assert {0, gamma} <= lengths
@@ -60,14 +52,3 @@ def test_a_cache_can_be_passed_in_returned_and_used_on(architecture):
     plain_layers = getattr(plain, CACHE).layers
     for ours_layer, plain_layer in zip(cache.layers, plain_layers, strict=True):
         assert ours_layer.keys.shape == plain_layer.keys.shape, "no rejected or out-of-window states stay behind"
-
-
-def test_prompt_lookup():
-    target = tiny()
-    ids = prompt(6).repeat(1, 4)
-    plain, _ = both(target, target, ids=ids, eos_token_id=None)
-    ours = target.generate(
-        input_ids=ids, prompt_lookup_num_tokens=6, lossy_mode="lossless", **GREEDY, eos_token_id=None
-    )
-    assert_same_text(ours.sequences, plain)
-    assert ours.lossy_stats.drafted > 0

@@ -10,9 +10,9 @@ import torch
 from scipy import stats
 from transformers.generation.candidate_generator import CandidateGenerator
 
-from hf_lossy_assist import VerifierHead
+from hf_lossy_assist import JudgeHead, VerifierHead
 from hf_lossy_assist.acceptors import Acceptor
-from hf_lossy_assist.heads import ModelIdentity, VerifierConfig
+from hf_lossy_assist.heads import JudgeConfig, ModelIdentity, VerifierConfig
 from tests.acceptors.table import Law, Row, judge_head, output_law
 from tests.tiny_models import ConstantLM, constant, prompt
 
@@ -200,6 +200,15 @@ def verifier_head(target, draft, position="previous", bias=0.0, scale=1.0, cls=V
     )
     weight = scale * torch.randn(config.width, generator=torch.Generator().manual_seed(seed)) / config.width**0.5
     return cls(config, weight, bias)
+
+
+def any_judge(target, draft, models="target", positions="draft", bias=0.0, seed=0, scale=1.0, **config) -> JudgeHead:
+    config = JudgeConfig(
+        target=ModelIdentity.of(target), draft=ModelIdentity.of(draft), task="none", models=models,
+        positions=positions, **({"threshold": 0.5} | config),
+    )  # fmt: skip
+    weight = scale * torch.randn(config.width, generator=torch.Generator().manual_seed(seed)) / config.width**0.5
+    return JudgeHead(config, weight, bias)
 
 
 HEADS = {"judge": judge_head, "sprinter": verifier_head}

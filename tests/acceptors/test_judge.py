@@ -13,7 +13,8 @@ from hf_lossy_assist import JudgeHead, LossyValueError, enabled
 from hf_lossy_assist.acceptors import DropMatch, Judge, Lossless, TopK
 from hf_lossy_assist.core.messages import Verification
 from hf_lossy_assist.generation.config import LossyConfig
-from hf_lossy_assist.heads import JudgeConfig, ModelIdentity, ThresholdRow
+from hf_lossy_assist.heads import ThresholdRow
+from tests.acceptors.fixtures import any_judge
 from tests.nightly import nightly
 from tests.tiny_models import noisy_copy, prompt, tiny
 
@@ -22,20 +23,11 @@ parse = LossyConfig.from_fields
 GREEDY = {"max_new_tokens": 50, "eos_token_id": None, "do_sample": False, "return_dict_in_generate": True}
 
 
-def head_for(target, draft, models="target", positions="draft", bias=0.0, seed=0, scale=1.0, **config) -> JudgeHead:
-    config = JudgeConfig(
-        target=ModelIdentity.of(target), draft=ModelIdentity.of(draft), task="none", models=models,
-        positions=positions, **({"threshold": 0.5} | config),
-    )  # fmt: skip
-    weight = scale * torch.randn(config.width, generator=torch.Generator().manual_seed(seed)) / config.width**0.5
-    return JudgeHead(config, weight, bias)
-
-
 @pytest.mark.parametrize("do_sample", [False, True])
 def test_a_head_that_finds_all_important_is_lossless(do_sample: bool):
     target = tiny()
     draft = noisy_copy(target)
-    head = head_for(target, draft, bias=50.0, scale=0.0)
+    head = any_judge(target, draft, bias=50.0, scale=0.0)
     kwargs = GREEDY | {"input_ids": prompt(), "assistant_model": draft, "do_sample": do_sample}
     lossless = target.generate(**kwargs, lossy_mode="lossless", lossy_config={"seed": 0})
     out = target.generate(**kwargs, lossy_mode="judge", lossy_head=head, lossy_config={"seed": 0})
@@ -66,7 +58,7 @@ def test_kept_tokens_are_those_of_naive_forwards(architecture: str, models: str,
 
 def undecided_head(target, draft, models: str, positions: str) -> JudgeHead:
     """Return a head that finds half of the tokens of the target's own text important."""
-    head = head_for(target, draft, models, positions)
+    head = any_judge(target, draft, models, positions)
     ids = target.generate(input_ids=prompt(), **GREEDY).sequences[0].tolist()
     _, of_target = states(target, ids)
     _, of_draft = states(draft, ids)
@@ -77,7 +69,7 @@ def undecided_head(target, draft, models: str, positions: str) -> JudgeHead:
         "draft_draft": of_draft[1:],
     }
     scores = np.concatenate([parts[name] for name in head.config.columns], -1) @ head.weight.double().numpy()
-    return head_for(target, draft, models, positions, bias=-float(np.median(scores)))
+    return any_judge(target, draft, models, positions, bias=-float(np.median(scores)))
 
 
 @torch.no_grad()
@@ -122,7 +114,7 @@ def naive_judge(target, draft, head: JudgeHead, length: int, gamma: int = 4) -> 
 
 def test_above_another_rule_the_judge_has_no_base_of_its_own():
     target = tiny()
-    head = head_for(target, target)
+    head = any_judge(target, target)
     either = parse(["judge", "dropmatch"], {"judge": {"threshold": 0.2}}, head).rule
     assert either.rules == (Judge(head, 0.2, base=None), DropMatch())
     assert parse(["topk", "judge"], {"topk": {"k": 3}}, {"judge": head}).rule.rules == (TopK(k=3), Judge(head))
@@ -132,10 +124,10 @@ def test_above_another_rule_the_judge_has_no_base_of_its_own():
         logits=torch.eye(8)[[3, 3, 3]][None],
         hidden=torch.zeros(1, 3, 32),
     )
-    important = head_for(target, target, bias=1.0)
+    important = any_judge(target, target, bias=1.0)
     assert Judge(important, base=None).keep(v).tolist() == [[False, False]]
     assert Judge(important).keep(v).tolist() == [[True, False]]
-    assert Judge(head_for(target, target, bias=-1.0), base=None).keep(v).tolist() == [[True, True]]
+    assert Judge(any_judge(target, target, bias=-1.0), base=None).keep(v).tolist() == [[True, True]]
 
 
 def test_in_a_list_a_token_is_credited_to_the_first_rule_that_needs_no_base():
@@ -144,7 +136,7 @@ def test_in_a_list_a_token_is_credited_to_the_first_rule_that_needs_no_base():
     logits = torch.nn.functional.one_hot(best, 8).float()[None]
     logits[0, 1, 2] = 0.5  # token 2 is second, tokens 3 and 4 are not
     v = Verification(tokens=tokens, logits=logits, hidden=torch.zeros(1, 5, 32))
-    unimportant = head_for(target, target, bias=-1.0)
+    unimportant = any_judge(target, target, bias=-1.0)
 
     def credits(mode):
         head = unimportant if isinstance(mode, str) or "judge" in mode else None
@@ -162,7 +154,7 @@ def test_in_a_list_a_token_is_credited_to_the_first_rule_that_needs_no_base():
 def test_recall_is_looked_up_in_the_head_s_table():
     table = (ThresholdRow(0.1, 0.99, 0.5), ThresholdRow(0.3, 0.93, 0.7), ThresholdRow(0.6, 0.8, 0.9))
     target = tiny()
-    head = head_for(target, target, thresholds=table, threshold=0.6)
+    head = any_judge(target, target, thresholds=table, threshold=0.6)
     assert parse("judge", {"recall": 0.9}, head).rule.threshold == 0.3
     assert parse("judge", None, head).rule.threshold == 0.6
     with pytest.raises(LossyValueError, match=r"`recall`.*0\.999.*0\.99"):
@@ -172,7 +164,7 @@ def test_recall_is_looked_up_in_the_head_s_table():
 def test_heads_by_folder_in_a_generation_config(tmp_path):
     target = tiny()
     draft = noisy_copy(target)
-    head_for(target, draft, scale=3.0).save_pretrained(tmp_path / "head")
+    any_judge(target, draft, scale=3.0).save_pretrained(tmp_path / "head")
     target.generation_config = GenerationConfig(
         pad_token_id=0, lossy_mode="judge", lossy_head=str(tmp_path / "head"), lossy_config={"seed": 0}
     )

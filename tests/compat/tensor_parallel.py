@@ -57,7 +57,7 @@ for do_sample in (False, True):
     same_everywhere(f"stock's loop, {do_sample=}", ids)
 plainly = {"do_sample": False, "eos_token_id": None, "max_new_tokens": 24, "input_ids": prompt()}
 ours = target.generate(**plainly, assistant_model=draft, lossy_mode="lossless")
-assert_same_text(ours, alone.generate(**plainly, return_dict_in_generate=True, output_logits=True))
+assert_same_rows(ours, alone.generate(**plainly, return_dict_in_generate=True, output_logits=True))
 hf_lossy_assist.disable()
 pair = pairs.load("arithmetic")
 sharded = LlamaForCausalLM.from_pretrained(pair.target.name_or_path, distributed_config=DistributedConfig(tp_size=2))

@@ -4,26 +4,25 @@ from __future__ import annotations
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from hf_lossy_assist import LossyUnsupportedError
 from hf_lossy_assist.compat.models import forward_accepts
 from hf_lossy_assist.compat.probe import obstacle_to_rollback
 from hf_lossy_assist.drafting.tree import TreeDrafter
-from hf_lossy_assist.heads import JudgeConfig, JudgeHead, ModelIdentity
-from tests.acceptors.fixtures import assert_texts_have_the_law
+from tests.acceptors.fixtures import any_judge, assert_texts_have_the_law
 from tests.acceptors.table import ROWS, Row, row_id
 from tests.architectures import ATTENDING, RECURRENT, family
 from tests.dflash_heads import random_dflash
 from tests.eagle3_heads import layer, random_head, trained_pair
 from tests.nightly import nightly, spread
-from tests.parity import assert_same_rows, assert_same_text
-from tests.tiny_models import ARCHITECTURES, LENGTHS, SOME_ARCHITECTURES, noisy_copy, padded, prompt, tiny
+from tests.parity import assert_same_rows
+from tests.tiny_models import ARCHITECTURES, LENGTHS, noisy_copy, padded, prompt, resized, tiny
 from tests.trees import path_to
 
 GREEDY = {"do_sample": False, "return_dict_in_generate": True, "output_logits": True, "max_new_tokens": 24}
 TREE = {"depth": 4, "top_k": 3, "nodes": 12}
 SMALL = {"depth": 3, "top_k": 2, "nodes": 5}
+DEEP = {"depth": 6, "top_k": 4, "nodes": 40}
 
 
 def trees(target, draft, shape=TREE, mode="lossless", config=None, **kwargs):
@@ -34,20 +33,6 @@ def trees(target, draft, shape=TREE, mode="lossless", config=None, **kwargs):
 
 def lengths_of(output) -> set[int]:
     return {i for i, count in enumerate(output.lossy_stats.accepted_histogram) if count}
-
-
-@pytest.mark.parametrize("architecture", SOME_ARCHITECTURES)
-def test_lossless_greedy_texts_are_plain_ones(architecture: str):
-    """With the attention that is used by default; batches have the eager one."""
-    target = tiny(architecture)
-    kwargs, lengths = GREEDY | {"input_ids": prompt(), "eos_token_id": None, "max_new_tokens": 40}, set()
-    plain = target.generate(**kwargs)
-    for noise, shape in ((0.003, {"depth": 6, "top_k": 4, "nodes": 40}), (0.03, TREE)):
-        ours = trees(target, noisy_copy(target, noise), shape, **kwargs)
-        assert_same_text(ours.sequences, plain)
-        lengths |= lengths_of(ours)
-    assert len(lengths) > 2
-    assert 0 in lengths
 
 
 REFUSED = {"gpt_neo", "llama4_text", "lfm2", "lfm2_moe", *RECURRENT}  # by their attention or their states
@@ -73,12 +58,13 @@ FAMILIES |= {"gpt_neo", "llama4_text", "lfm2", "mamba2", "qwen3_next"}
 
 @pytest.mark.parametrize("name", nightly([*ATTENDING, *RECURRENT], but=FAMILIES))
 def test_every_family_writes_plain_texts_or_is_refused_by_name(name: str):
+    """With the attention that is used by default; batches have the eager one."""
     target, draft = family(name)
     kwargs = GREEDY | {"input_ids": prompt(), "eos_token_id": None, "max_new_tokens": 16}
     # Positions of a tree are depths; and older versions read some models one token at a time.
     chains_only = not forward_accepts(target, "position_ids") or obstacle_to_rollback(target, several=True)
     if name not in REFUSED and not chains_only:
-        assert_same_text(trees(target, draft, **kwargs).sequences, target.generate(**kwargs))
+        assert_same_rows(trees(target, draft, DEEP, **kwargs).sequences, target.generate(**kwargs))
         return
     handle = target.register_forward_pre_hook(lambda *_: pytest.fail("a forward pass"))
     with pytest.raises(LossyUnsupportedError, match=type(target).__name__):
@@ -120,7 +106,7 @@ def test_eagle3_heads_draft_trees(architecture: str):
     for seed in range(2):
         kwargs = GREEDY | {"input_ids": prompt(seed=seed), "eos_token_id": None}
         plain, ours = target.generate(**kwargs), trees(target, head, {**TREE, "nodes": 30}, **kwargs)
-        assert_same_text(ours.sequences, plain)
+        assert_same_rows(ours.sequences, plain)
         chained = target.generate(assistant_model=head, lossy_mode="lossless", num_assistant_tokens=4, **kwargs)
         rounds += chained.lossy_stats.rounds - ours.lossy_stats.rounds
     assert rounds > 0 or architecture == "gemma3", "more is kept than of chains of that depth"
@@ -158,11 +144,8 @@ def test_a_tree_that_is_a_chain_keeps_what_the_chain_keeps(row: Row, inputs: dic
 def test_a_judge_that_reads_both_models_states_judges_nodes(inputs: dict, monkeypatch):
     target = tiny()
     draft = noisy_copy(target, 0.02)
-    identities = {"target": ModelIdentity.of(target), "draft": ModelIdentity.of(draft)}
-    config = JudgeConfig(**identities, task="none", threshold=0.5, models="both", positions="both")
-    weight = torch.randn(config.width, generator=torch.Generator().manual_seed(0)) / 8
     kwargs = GREEDY | {"eos_token_id": None, **inputs}
-    ways = {"lossy_mode": "judge", "lossy_head": JudgeHead(config, weight, 0.0), "assistant_model": draft}
+    ways = {"lossy_mode": "judge", "lossy_head": any_judge(target, draft, "both", "both"), "assistant_model": draft}
     one = target.generate(**ways, lossy_config={"seed": 0}, num_assistant_tokens=5, **kwargs)
     other = target.generate(**ways, lossy_config={"seed": 0, "tree": CHAIN}, **kwargs)
     assert one.lossy_stats.accepted_by["judge"] > 0
@@ -194,11 +177,7 @@ def test_a_judge_that_reads_both_models_states_judges_nodes(inputs: dict, monkey
 )
 def test_the_law_of_sampled_texts_is_the_target_s(drafts: str, shape: dict | None):
     """4,000 texts of 4 tokens: chi-square at p > 1e-4."""
-    torch.manual_seed(0)
-    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
-    config = LlamaConfig(vocab_size=5, bos_token_id=None, eos_token_id=None, pad_token_id=0, **sizes)
-    config.initializer_range = 0.3
-    target = LlamaForCausalLM(config).eval()
+    target = resized(tiny("llama"), 5)
     draft = noisy_copy(target, 0.1)
     if drafts == "eagle3":
         draft = random_head(layer(vocab_size=5), drafted=3, own_embeddings=False)
@@ -207,6 +186,7 @@ def test_the_law_of_sampled_texts_is_the_target_s(drafts: str, shape: dict | Non
     output = trees(
         target, draft, shape, config={"seed": 0}, input_ids=torch.tensor([[1, 3, 2]]).repeat(4000, 1), do_sample=True,
         top_k=4, temperature=1.3, max_new_tokens=4, num_assistant_tokens=3, return_dict_in_generate=True,
+        eos_token_id=None,
     )  # fmt: skip
     kept = output.lossy_stats.accepted_histogram
     assert kept[1] > 1000
@@ -237,7 +217,7 @@ def test_processors_see_each_node_s_path_as_its_text(processing: dict):
 def test_length_is_never_overshot(length: int):
     target = tiny()
     kwargs = GREEDY | {"max_new_tokens": length, "eos_token_id": None, "input_ids": prompt()}
-    assert_same_text(trees(target, target, **kwargs).sequences, target.generate(**kwargs))
+    assert_same_rows(trees(target, target, **kwargs).sequences, target.generate(**kwargs))
 
 
 def test_half_precision_runs():

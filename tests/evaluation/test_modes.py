@@ -16,10 +16,9 @@ from hf_lossy_assist.errors import LossyUnsupportedError, LossyValueError
 from hf_lossy_assist.evaluation.modes import DecodingMode, by_name, parse_modes, usual_modes
 from hf_lossy_assist.evaluation.requests import PromptBatch, run_request
 from hf_lossy_assist.generation.config import LossyConfig
-from hf_lossy_assist.heads import JudgeConfig, JudgeHead, ModelIdentity
 from hf_lossy_assist.pairs import Pair
 from tests import eagle3_heads
-from tests.acceptors.fixtures import verifier_head
+from tests.acceptors.fixtures import any_judge, verifier_head
 from tests.tiny_models import noisy_copy, prompt
 
 parse = LossyConfig.from_fields
@@ -29,8 +28,7 @@ PLAIN = DecodingMode()
 
 @pytest.fixture(scope="module")
 def judged(models):
-    identities = {"target": ModelIdentity.of(models.target), "draft": ModelIdentity.of(models.draft)}
-    head = JudgeHead(JudgeConfig(**identities, task="none", threshold=0.5), torch.zeros(32), -10.0)
+    head = any_judge(models.target, models.draft, bias=-10.0, scale=0.0)
     return Pair(models.target, models.draft, heads={"judge": head})
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from hf_lossy_assist import JudgeHead, VerifierHead, pairs
-from tests.parity import assert_same_text
+from tests.parity import assert_same_rows
 
 GREEDY = {"do_sample": False, "max_new_tokens": 160, "return_dict_in_generate": True}
 
@@ -24,7 +24,7 @@ def test_lossless_text_is_plain_text(pair: pairs.Pair):
             num_assistant_tokens=(1, 5, 16)[i],
             **GREEDY,
         )
-        assert_same_text(ours.sequences, plain)
+        assert_same_rows(ours.sequences, plain)
 
 
 def answered(pair: pairs.Pair, mode: str, n: int = 12, **kwargs):

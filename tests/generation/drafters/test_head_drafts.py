@@ -1,4 +1,4 @@
-"""Drafting with EAGLE-3 and DFlash heads: what is drafted, and that lossless decoding stays lossless."""
+"""Drafting with EAGLE-3 and DFlash heads and MTP layers: what is drafted, and that lossless decoding is lossless."""
 
 from __future__ import annotations
 
@@ -10,27 +10,35 @@ import torch
 from hf_lossy_assist import LossyUnsupportedError, LossyValueError
 from hf_lossy_assist.drafting.chain import ChainDrafter
 from hf_lossy_assist.generation.drafters.state_heads import LayerStates
-from tests import dflash_heads, eagle3_heads
+from tests import dflash_heads, eagle3_heads, mtp_checkpoints
 from tests.acceptors.fixtures import chi_square_p
-from tests.dflash_heads import BLOCK, SLIDING, random_dflash
+from tests.dflash_heads import BLOCK, CONVENTIONS, random_dflash
 from tests.eagle3_heads import random_head, trained_head
 from tests.encoder_decoders import made
 from tests.generation.drafters.uncached import dflash_logits, eagle3_logits
 from tests.nightly import nightly, spread
-from tests.parity import assert_lossless, assert_same_text
+from tests.parity import assert_lossless, assert_same_rows
 from tests.tiny_models import ARCHITECTURES, LENGTHS, VOCAB, padded, prompt, prompts, tiny
 
 CALL = {"max_new_tokens": 40, "eos_token_id": None}
-TRAINED = {"EAGLE-3": eagle3_heads.trained_pair, "DFlash": dflash_heads.trained_pair}
+TRAINED = {
+    "EAGLE-3": eagle3_heads.trained_pair,
+    "DFlash": dflash_heads.trained_pair,
+    "MTP": mtp_checkpoints.trained_pair,
+}
 LIMITED = {"EAGLE-3": random_head, "DFlash": lambda: random_dflash(drafted=24)}
 """Heads that draft some of the tokens only."""
-of_each_kind = pytest.mark.parametrize("kind", TRAINED)
+of_each_kind = pytest.mark.parametrize("kind", LIMITED)
 
 
 # To train a head takes seconds.
-SOME = {("EAGLE-3", "llama"), ("EAGLE-3", "gemma3"), ("DFlash", "llama"), ("DFlash", "gpt2")}
+SOME = {
+    ("EAGLE-3", "llama"), ("EAGLE-3", "gemma3"), ("DFlash", "llama"), ("DFlash", "gpt2"), ("MTP", "mimo"),
+    ("MTP", "qwen3_5"),
+}  # fmt: skip
+OTHERS = [("MTP", name) for name in mtp_checkpoints.FAMILIES if name != "qwen3_5_moe"]
 of_some = pytest.mark.parametrize(
-    ("kind", "architecture"), nightly(itertools.product(TRAINED, ARCHITECTURES), but=SOME)
+    ("kind", "architecture"), nightly([*itertools.product(LIMITED, ARCHITECTURES), *OTHERS], but=SOME)
 )
 
 
@@ -38,7 +46,7 @@ of_some = pytest.mark.parametrize(
 def test_lossless_greedy_texts_are_plain_ones(kind, architecture):
     target, head = TRAINED[kind](architecture)
     lengths = set()
-    for seed, gamma in enumerate((1, 3, 1, 3) if kind == "EAGLE-3" else (1, 3, BLOCK - 1)):
+    for seed, gamma in enumerate((1, 3, BLOCK - 1) if kind == "DFlash" else (1, 3, 1, 3)):
         drafting = {"assistant_model": head, "num_assistant_tokens": gamma}
         _, ours = assert_lossless(target, drafting, input_ids=prompt(seed=seed), **CALL)
         lengths |= {i for i, count in enumerate(ours.lossy_stats.accepted_histogram) if count}
@@ -55,20 +63,12 @@ def test_rows_of_a_batch_are_plain_texts_whatever_their_padding(kind, architectu
     for row, length in enumerate(LENGTHS):
         plain = target.generate(prompt(length, seed=row), output_logits=True, **call)
         text = ours.sequences[row : row + 1, width - length :][:, : plain.sequences.shape[1]]
-        assert_same_text(text, plain)
+        assert_same_rows(text, plain)
 
 
-HEADS = {
-    "trained": {},
-    "sliding": {"layers": SLIDING},
-    "sliding both ways": {"layers": SLIDING, "is_causal": False},
-    "causal": {"is_causal": True},
-    "scaled": {"input_embedding_scale": 3.0, "output_multiplier": 0.5, "final_logit_softcapping": 2.0},
-    "some tokens": {"drafted": 24},
-}
 DRAFTING = [
     *(("EAGLE-3", name, {}) for name in ("llama", "gemma3")),
-    *(("DFlash", "llama", settings) for settings in HEADS.values()),
+    *(("DFlash", "llama", settings) for settings in (*CONVENTIONS.values(), {"drafted": 24})),
     ("DFlash", "gpt2", {}),
 ]
 
