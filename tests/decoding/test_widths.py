@@ -13,17 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import (
-    AutoModelForSeq2SeqLM,
-    AutoModelForSpeechSeq2Seq,
-    LlamaConfig,
-    LlamaForCausalLM,
-    Phi3Config,
-    Phi3ForCausalLM,
-    PhimoeConfig,
-    PhimoeForCausalLM,
-    PreTrainedModel,
-)
+from transformers import AutoModelForSeq2SeqLM, AutoModelForSpeechSeq2Seq, PreTrainedModel
 
 from hf_lossy_assist import last_stats
 from hf_lossy_assist.compat.caches import cache_of
@@ -31,7 +21,7 @@ from tests.acceptors.fixtures import verifier_head
 from tests.architectures import made
 from tests.nightly import nightly, spread
 from tests.parity import assert_lossless, assert_same_rows
-from tests.tiny_models import _COMMON, VOCAB, noisy_copy, padded, prompt, tiny
+from tests.tiny_models import VOCAB, noisy_copy, padded, prompt, tiny
 
 SWITCH = 24  # positions at which frequencies change
 NEW = 40
@@ -42,22 +32,23 @@ LONG = {
 }  # fmt: skip
 DYNAMIC = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 4.0}
 _SCALES = {"short_mscale": 1.0, "long_mscale": 1.2}
-_PHI = {
-    **{k: v for k, v in _COMMON.items() if k != "head_dim"}, "original_max_position_embeddings": SWITCH,
-    "rope_parameters": LONG, "sliding_window": None,
-}  # fmt: skip
+_PHI = {"original_max_position_embeddings": SWITCH, "rope_parameters": LONG, "sliding_window": None}
 
-FAMILIES: dict[str, Callable[[], PreTrainedModel]] = {
-    "phi3": lambda: Phi3ForCausalLM(Phi3Config(**_PHI)),
-    "phi3 with windows": lambda: Phi3ForCausalLM(Phi3Config(**_PHI | {"sliding_window": 16})),
-    "phimoe": lambda: PhimoeForCausalLM(
-        PhimoeConfig(**_PHI | {"rope_parameters": LONG | _SCALES}, num_local_experts=2)
-    ),
-    "llama, dynamic": lambda: LlamaForCausalLM(
-        LlamaConfig(**_COMMON | {"max_position_embeddings": SWITCH, "rope_parameters": DYNAMIC})
-    ),
-    "llama, longrope": lambda: LlamaForCausalLM(LlamaConfig(**_COMMON | {"rope_parameters": LONG})),
+FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "phi3": ("phi3", _PHI),
+    "phi3 with windows": ("phi3", _PHI | {"sliding_window": 16}),
+    "phimoe": ("phimoe", _PHI | {"rope_parameters": LONG | _SCALES, "num_local_experts": 2}),
+    "llama, dynamic": ("llama", {"max_position_embeddings": SWITCH, "rope_parameters": DYNAMIC}),
+    "llama, longrope": ("llama", {"rope_parameters": LONG}),
 }
+
+
+def fresh(family: str) -> PreTrainedModel:
+    """Return a new model: dynamic frequencies stay as the longest text so far has left them."""
+    name, values = FAMILIES[family]
+    return made(name, **values).float()
+
+
 DRAFTERS: dict[str, Callable[[PreTrainedModel], dict[str, Any]]] = {
     "copy": lambda target: {"assistant_model": noisy_copy(target, 0.02), "num_assistant_tokens": 5},
     "default length": lambda target: {"assistant_model": noisy_copy(target, 0.02)},
@@ -72,12 +63,11 @@ DRAFTERS: dict[str, Callable[[PreTrainedModel], dict[str, Any]]] = {
 @functools.cache
 def plainly(family: str, length: int) -> tuple[PreTrainedModel, dict[str, Any], Any]:
     """Return a model, the arguments of a call, and the target's own output; texts end well behind the switch."""
-    torch.manual_seed(0)
-    fresh = FAMILIES[family]().eval()  # dynamic frequencies stay as the longest text so far has left them
+    target = fresh(family)
     kwargs = {"input_ids": prompt(length), "max_new_tokens": NEW if length < SWITCH - 2 else NEW // 2,
               "do_sample": False, "eos_token_id": None, "pad_token_id": 0,
               "return_dict_in_generate": True}  # fmt: skip
-    return fresh, kwargs, copy.deepcopy(fresh).generate(**kwargs)
+    return target, kwargs, copy.deepcopy(target).generate(**kwargs)
 
 
 @pytest.mark.filterwarnings("ignore:.*(drafts|Drafts|draft)")
@@ -90,10 +80,10 @@ def plainly(family: str, length: int) -> tuple[PreTrainedModel, dict[str, Any], 
 )
 def test_lossless_is_plain(family: str, case: tuple[str, int]):
     drafter, length = case
-    fresh, kwargs, plain = plainly(family, length)
+    model, kwargs, plain = plainly(family, length)
     if cache_of(plain).get_seq_length() < plain.sequences.shape[1] - 1:
         pytest.skip("plain generation itself forgets the text here: older versions")
-    target = copy.deepcopy(fresh)
+    target = copy.deepcopy(model)
     ours = target.generate(**kwargs, lossy_mode="lossless", **DRAFTERS[drafter](target))
     assert ours.sequences.tolist() == plain.sequences.tolist()
     assert cache_of(ours).get_seq_length() == cache_of(plain).get_seq_length()
@@ -105,19 +95,16 @@ def test_lossless_is_plain(family: str, case: tuple[str, int]):
 def test_batches_are_plain_too(case: tuple[str, int], drafter: str):
     """A batch that ends before the switch drafts; one that may cross it grows as plain generation's does."""
     family, new = case
-    torch.manual_seed(0)
-    fresh = FAMILIES[family]().eval()
     kwargs = padded() | {"max_new_tokens": new, "do_sample": False, "eos_token_id": None, "pad_token_id": 0,
                          "return_dict_in_generate": True, "output_logits": True}  # fmt: skip
-    plain = copy.deepcopy(fresh).generate(**kwargs)
-    target = copy.deepcopy(fresh)
+    plain, target = fresh(family).generate(**kwargs), fresh(family)
     ours = target.generate(**kwargs, lossy_mode="lossless", **DRAFTERS[drafter](target))
     assert_same_rows(ours.sequences, plain)
     assert (ours.lossy_stats.drafted > 0) == (new == 12)
 
 
 def test_a_warning_says_where_drafting_ends():
-    target = FAMILIES["llama, dynamic"]().eval()
+    target = fresh("llama, dynamic")
     with pytest.warns(UserWarning, match=r"LlamaForCausalLM chooses its rotary frequencies .* beyond 24 tokens"):
         target.generate(prompt(), max_new_tokens=30, lossy_mode="lossless", **DRAFTERS["copy"](target))
 
@@ -153,12 +140,10 @@ def test_drafts_end_where_the_draft_model_s_positions_end(name: str, rows: int, 
     with torch.no_grad():
         for key, value in target.named_parameters():
             own[key].copy_(value[: len(own[key])])
-    kwargs = {**inputs, "max_length": 60, "do_sample": False, "eos_token_id": None, "pad_token_id": 0,
-              "return_dict_in_generate": True, "output_logits": True}  # fmt: skip
-    plain = target.generate(**kwargs)
     shape = {"lossy_config": {"tree": {"depth": 4, "top_k": 2, "nodes": 6}}} if tree else {"num_assistant_tokens": 5}
-    ours = target.generate(**kwargs, assistant_model=draft, lossy_mode="lossless", **shape)
-    assert_same_rows(ours.sequences, plain)
+    assert_lossless(
+        target, {"assistant_model": draft, **shape}, **inputs, max_length=60, eos_token_id=None, pad_token_id=0
+    )
     stats = last_stats(target)
     assert stats.drafted >= stats.accepted > 0
 
@@ -208,8 +193,7 @@ def test_runs_end_where_the_draft_model_s_positions_end(position: str, rows: str
 @pytest.mark.filterwarnings("ignore:.*chooses its rotary frequencies")
 def test_runs_end_where_frequencies_change(family: str):
     """No forward of the target holds tokens of both sides, and under dynamic frequencies each token has its own."""
-    torch.manual_seed(0)
-    target = FAMILIES[family]().eval()
+    target = fresh(family)
     draft = tiny()
     head = verifier_head(target, draft, bias=50.0, scale=0.0)
     ends, widths = [0], []

@@ -16,8 +16,6 @@ from transformers import (
     EncoderDecoderCache,
     MBartConfig,
     MBartForCausalLM,
-    PegasusXConfig,
-    PegasusXForConditionalGeneration,
     StaticCache,
     VisionEncoderDecoderModel,
     WhisperForCausalLM,
@@ -25,6 +23,7 @@ from transformers import (
 
 from hf_lossy_assist import LossyError, last_stats
 from hf_lossy_assist.compat.caches import CACHE
+from tests.architectures import made as of_family
 from tests.encoder_decoders import ARCHITECTURES, bart, decoder_of, made, t5
 from tests.nightly import nightly, spread
 from tests.parity import assert_lossless
@@ -123,13 +122,8 @@ def donut():
 
 def pegasus_x():
     """Return a model whose encoder's attentions are pairs, and texts."""
-    model = PegasusXForConditionalGeneration(
-        PegasusXConfig(
-            vocab_size=VOCAB, d_model=32, encoder_layers=1, decoder_layers=1, encoder_attention_heads=4,
-            decoder_attention_heads=4, encoder_ffn_dim=48, decoder_ffn_dim=48, num_global_tokens=2, block_size=4,
-            init_std=0.3, eos_token_id=None, forced_eos_token_id=None,
-        )
-    )  # fmt: skip
+    model = of_family("pegasus_x", num_global_tokens=2, block_size=4).float()
+    model.generation_config.eos_token_id = None
     return model, padded([8, 8, 8])
 
 

@@ -8,13 +8,15 @@ from collections import Counter
 import numpy as np
 import pytest
 import torch
-from transformers import DeepseekV3Config, DeepseekV3ForCausalLM, RepetitionPenaltyLogitsProcessor, TopKLogitsWarper
+from transformers import RepetitionPenaltyLogitsProcessor, TopKLogitsWarper
 from transformers.modeling_layers import MtpModel
 
 from hf_lossy_assist import LossyError
 from hf_lossy_assist.acceptors import Lossless
 from hf_lossy_assist.generation.drafters.generators import GeneratorDrafter
 from tests.acceptors.fixtures import P, Repeating, assert_second_token_has_the_law, chi_square_p
+from tests.architectures import made
+from tests.dflash_heads import muse
 from tests.parity import assert_lossless
 from tests.tiny_models import VOCAB, constant, padded, prompt, tiny
 
@@ -23,18 +25,10 @@ GREEDY = {"do_sample": False, "max_new_tokens": 30, "eos_token_id": None, "retur
 
 def multi_token(monkeypatch, layers: int):
     """Return a tiny model with multi-token prediction; its weights would be in the checkpoint."""
-    config = DeepseekV3Config(
-        vocab_size=VOCAB, hidden_size=32, intermediate_size=48, moe_intermediate_size=16, num_hidden_layers=2,
-        num_attention_heads=4, num_key_value_heads=4, n_routed_experts=4, num_experts_per_tok=2, n_group=1,
-        topk_group=1, first_k_dense_replace=1, kv_lora_rank=16, q_lora_rank=16, qk_rope_head_dim=8,
-        qk_nope_head_dim=8, v_head_dim=8, num_mtp_layers=layers, pad_token_id=0, bos_token_id=1, eos_token_id=2,
-        initializer_range=0.2,
-    )  # fmt: skip
-    torch.manual_seed(0)
-    target = DeepseekV3ForCausalLM(config).eval()
+    target = made("deepseek_v3", num_mtp_layers=layers).float()
 
     @functools.cache  # every call and row asks for it
-    def made(main_model):
+    def mtp(main_model):
         with torch.random.fork_rng(devices=[]), torch.no_grad():  # the drafter's own draws go on
             torch.manual_seed(1)
             model = MtpModel(main_model, layers).eval()
@@ -42,32 +36,15 @@ def multi_token(monkeypatch, layers: int):
                 parameter.normal_(std=0.2) if parameter.dim() > 1 else parameter.fill_(1)
         return model
 
-    monkeypatch.setattr(MtpModel, "from_pretrained", lambda main_model, device_map=None: made(main_model))
+    monkeypatch.setattr(MtpModel, "from_pretrained", lambda main_model, device_map=None: mtp(main_model))
     return target
-
-
-def dflash():
-    """Return a target, and a draft that fills in a block from the target's states."""
-    pytest.importorskip("transformers.models.muse_glimmer_assistant", reason="no draft of that kind in this version")
-    from transformers import MuseGlimmerAssistantConfig, MuseGlimmerAssistantModel
-
-    target = tiny("llama")
-    torch.manual_seed(1)
-    draft = MuseGlimmerAssistantModel(
-        MuseGlimmerAssistantConfig(
-            hidden_size=32, intermediate_size=48, num_hidden_layers=1, num_attention_heads=4, num_key_value_heads=2,
-            head_dim=8, block_size=4, mask_token_id=5, target_layer_ids=[0, 1], sliding_window=8, pad_token_id=0,
-        )
-    ).eval()  # fmt: skip
-    return target, draft
 
 
 @pytest.fixture(params=["mtp-2", "dflash"])
 def drafted(request, monkeypatch):
     """Return a target, and the keywords that have it drafted for."""
     if request.param == "dflash":
-        target, draft = dflash()
-        return target, {"assistant_model": draft, "speculation_type": "dflash"}
+        return tiny("llama"), {"assistant_model": muse(), "speculation_type": "dflash"}
     return multi_token(monkeypatch, int(request.param[-1])), {"use_mtp": True}
 
 
