@@ -204,12 +204,14 @@ def rollback(cache: Cache, tokens: int) -> None:
                 layer.crop(-tokens)
 
 
-def obstacle_in_cache(model: PreTrainedModel, cache: Any) -> str | None:
+def obstacle_in_cache(model: PreTrainedModel, cache: Any, inputs: Mapping[str, Any]) -> str | None:
     """Say why ``cache`` can be neither rolled back nor, for a recurrent ``model``, restored; None if it can."""
-    own = cache
+    own, config = cache, model.config
+    # Decoders to which cross-attention was added take both caches apart by themselves.
+    added = getattr(config, "add_cross_attention", False)
     if isinstance(cache, EncoderDecoderCache):
         own = cache.self_attention_cache
-    elif model.config.is_encoder_decoder:
+    elif config.is_encoder_decoder or (inputs.get("encoder_hidden_states") is not None and not added):
         return (
             f"a {type(cache).__name__} alone would mix the text's keys with the encoder's; pass an "
             "EncoderDecoderCache(DynamicCache(), DynamicCache())"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib import metadata
@@ -128,7 +127,7 @@ class RowAdapters:
     def __init__(self, model: nn.Module, count: int) -> None:
         self._names = {
             module: names
-            for module in (model.modules() if "peft" in sys.modules else ())
+            for module in (model.modules() if hasattr(model, "peft_config") else ())
             for hook in module._forward_pre_hooks.values()
             if (names := getattr(hook, "keywords", {}).get("adapter_names"))
         }
@@ -167,13 +166,14 @@ def replaces_decoding(model: PreTrainedModel) -> bool:
 
 def forward_accepts(model: PreTrainedModel, name: str) -> bool:
     """Tell whether the unwrapped model's ``forward`` has a parameter called ``name``."""
-    forward = (model if isinstance(model, PreTrainedModel) else unwrap(model)).forward
+    # What wraps it may hold the model, and would stay remembered with it.
+    forward = inspect.unwrap((model if isinstance(model, PreTrainedModel) else unwrap(model)).forward)
     return name in _parameters(getattr(forward, "__func__", forward))
 
 
 def generation_accepts(model: PreTrainedModel, name: str) -> bool:
     """Tell whether ``generate()`` can pass ``name`` to the forward, directly or through prepared inputs."""
-    prepare = unwrap(model).prepare_inputs_for_generation
+    prepare = inspect.unwrap(unwrap(model).prepare_inputs_for_generation)
     return forward_accepts(model, name) or name in _parameters(getattr(prepare, "__func__", prepare))
 
 

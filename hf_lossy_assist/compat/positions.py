@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import sys
+import weakref
 from dataclasses import dataclass
+from operator import attrgetter
 
 from torch import Tensor, nn
 from transformers import PreTrainedModel
@@ -71,27 +73,35 @@ def _switches(model: PreTrainedModel) -> list[FrequencySwitch]:
     return found
 
 
-def keeps_positions(model: PreTrainedModel) -> bool:
-    """Tell whether a model that is given no positions goes on from those of its last call, as its images shifted them.
-
-    Whoever shares such a model, as a target may with its draft, has to say where the text is.
-    """
-    kept = hasattr(model, "rope_deltas") or hasattr(model.base_model, "rope_deltas")
-    return kept and forward_accepts(model, "position_ids")
-
-
-_TABLES = ("wpe", "embed_positions", "position_embeddings", "position_embedding", "pos_encoding")
+_TABLES = ("wpe", "positions_embed", "embed_positions", "position_embeddings", "position_embedding", "pos_encoding")
 _OF_IMAGES = "vision"  # some decoders hold the model that looks at images, with positions of its own
+_tables_of: weakref.WeakKeyDictionary[nn.Module, list[str]] = weakref.WeakKeyDictionary()
 
 
 def learned_positions(model: PreTrainedModel) -> int | None:
     """Return how many positions a model's decoder has a table of; None where positions need none."""
     decoder = model.get_decoder() if hasattr(model, "get_decoder") else model
-    tables = []
-    for name, part in (*decoder.named_modules(), *decoder.named_buffers()):
-        if name.rpartition(".")[2] in _TABLES and _OF_IMAGES not in name:
-            if isinstance(part, Tensor):
-                tables.append(len(part))
-            elif isinstance(part, nn.Embedding):
-                tables.append(part.num_embeddings - getattr(part, "offset", 0))
-    return min(tables, default=None)
+    if decoder not in _tables_of:  # a walk over all parts of a large model takes milliseconds
+        names = dict((*decoder.named_modules(), *decoder.named_buffers()))
+        _tables_of[decoder] = [x for x in names if x.rpartition(".")[2] in _TABLES and _OF_IMAGES not in x]
+    sizes = []
+    for name in _tables_of[decoder]:
+        table = attrgetter(name)(decoder)
+        if isinstance(table, Tensor):
+            sizes.append(len(table))
+        elif isinstance(table, nn.Embedding):  # RoBERTa and its kind may count from behind the position of padding
+            before = getattr(table, "offset", 0) if table.padding_idx is None else table.padding_idx + 1
+            sizes.append(table.num_embeddings - before)
+    return min(sizes, default=None)
+
+
+def counts_otherwise(model: PreTrainedModel) -> bool:
+    """Tell whether a model that is given no positions counts otherwise than ``generate()`` lets it count.
+
+    Some go on from those of their last call, as its images shifted them: whoever shares such a model, as a target may
+    with its draft, has to say where the text is. RoBERTa and its kind begin behind the position of padding.
+    """
+    base = model.base_model
+    kept = hasattr(model, "rope_deltas") or hasattr(base, "rope_deltas")
+    behind_padding = hasattr(getattr(base, "embeddings", None), "padding_idx")
+    return (kept or behind_padding) and forward_accepts(model, "position_ids")

@@ -312,7 +312,8 @@ def obstacle_to_rollback(model: PreTrainedModel, several: bool) -> str | None:
 
 def shares_forwards(model: PreTrainedModel) -> bool:
     """Tell whether rows of a batch can be read together: one that falls behind moves to other columns."""
-    return ask(model).padded and ask(model).moves
+    crosses = getattr(model.config, "add_cross_attention", False)  # whose keys don't move with the text's
+    return ask(model).padded and ask(model).moves and not crosses
 
 
 def obstacle_to_padding(model: PreTrainedModel, of_batch: bool) -> str | None:

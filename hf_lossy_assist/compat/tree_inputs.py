@@ -11,7 +11,7 @@ from torch.nn.functional import pad
 from transformers import PreTrainedModel
 from transformers.cache_utils import Cache
 
-from .caches import cache_of
+from .caches import cache_of, text_cache
 from .models import SLIDING, layer_kinds
 
 
@@ -49,7 +49,7 @@ class TreeInputs:
             sees[..., : there.shape[1]] &= there[:, None]
         queries = torch.cat([keys[:, width - unread : width], keys[:, keys.shape[1] - nodes :]], dim=1)
         return {
-            "attention_mask": self._masks(sees, queries, keys, cache_of(carried)),
+            "attention_mask": self._masks(sees, queries, keys, text_cache(cache_of(carried))),
             "position_ids": self._positions(carried, width, unread, depths[:, slots - nodes :]),
         }
 

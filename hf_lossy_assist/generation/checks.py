@@ -27,7 +27,7 @@ from .prepared import Prepared
 
 def check_decoding(mode: Any, given: GivenFields) -> None:
     """Refuse decoding that is neither greedy nor sampling."""
-    asked = given.merged("num_beams", "cache_implementation", *_OTHER_DECODING)
+    asked = given.merged("num_beams", "cache_implementation", "assistant_ensemble_weight", *_OTHER_DECODING)
     beams = asked.get("num_beams")
     if beams is not None and not (isinstance(beams, int) and beams <= 1):
         raise LossyValueError(
@@ -38,6 +38,11 @@ def check_decoding(mode: Any, given: GivenFields) -> None:
         raise LossyUnsupportedError(
             f"`cache_implementation` 'paged' can't be used with `lossy_mode` {mode!r}, because it asks for continuous "
             "batching, which has a loop of its own; leave it out"
+        )
+    if (weight := asked.get("assistant_ensemble_weight", 1)) != 1:
+        raise LossyUnsupportedError(
+            f"`assistant_ensemble_weight` {weight!r} asks for transformers' own rule, in place of which `lossy_mode` "
+            f"{mode!r} decides; leave it out, or pass the mode 'ensemble' with this `weight` in `lossy_config`"
         )
     for name, kind in _OTHER_DECODING.items():
         value, most = asked.get(name), 1 if name == "num_beam_groups" else 0
@@ -94,7 +99,7 @@ def check_prepared(config: LossyConfig, kind: Kind, call: Prepared) -> None:
     if call.batch > 1:
         _check_batch(mode, kind, call)
     # The last, because a recurrent model is asked by a forward pass.
-    refusal = obstacle_to_rollback(model, several=True) or obstacle_in_cache(model, cache)
+    refusal = obstacle_to_rollback(model, several=True) or obstacle_in_cache(model, cache, call.inputs)
     if refusal is not None:
         raise LossyUnsupportedError(f"`lossy_mode` {mode!r} has to roll the cache back, but {refusal}{_asked(call)}")
     if (refusal := obstacle_to_padding(model, call.batch > 1)) is not None:

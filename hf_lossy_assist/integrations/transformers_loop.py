@@ -26,6 +26,7 @@ from ..decoding.inspector import with_scores
 from ..drafting import Drafter
 from ..drafting.chain import ChainDrafter, Sampler
 from ..drafting.draft_ends import DEFAULT_NUM_TOKENS, LONGEST, check_num_tokens, fresh
+from ..drafting.vocabulary import vocabulary_of
 from ..errors import LossyUnsupportedError, LossyValueError, warn_once
 from ..generation.checks import check_grammar, check_mode, check_processors
 from ..generation.config import LossyConfig
@@ -190,7 +191,7 @@ class LossyVerification(LogitsProcessor):
         else:
             runner = draft_runner(self.assistant_model, mask_of(input_ids, model_kwargs), most)
             drafter = ChainDrafter(
-                ModelSource(runner, keep_hidden="draft_hidden" in acceptor.needs),
+                ModelSource(runner, vocabulary_of(self.target, self.assistant_model), "draft_hidden" in acceptor.needs),
                 self.num_assistant_tokens,
                 Sampler(others, generation_config.do_sample, randomness),
                 stop=fresh(self.stop),

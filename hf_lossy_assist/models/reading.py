@@ -57,7 +57,7 @@ NOTHING: Known = (CachedText(), 0)
 
 def check_readable(model: PreTrainedModel) -> None:
     """Refuse a model whose cache can't be cut back to a prefix."""
-    refusal = obstacle_in_cache(model, new_cache(model))
+    refusal = obstacle_in_cache(model, new_cache(model), {})
     if has_recurrent_state(model):
         refusal = f"{type(model).__name__} keeps a recurrent state, which can't be cut back"
     if refusal or model.config.is_encoder_decoder:

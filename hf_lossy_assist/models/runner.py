@@ -230,7 +230,7 @@ class DynamicCacheRunner(ModelRunner):
             inputs["position_ids"] = inputs["position_ids"].clamp(max=self.last_position)
         mask = inputs.get("attention_mask") if length - self.seen == 1 else None
         if getattr(mask, "shape", None) == (rows, length) and self._shows_masks:
-            inputs["attention_mask"] = self._tree_inputs.of_token(mask, self.cache)
+            inputs["attention_mask"] = self._tree_inputs.of_token(mask, text_cache(self.cache))
         self._outputs = self.model(**inputs, return_dict=True)
         returned = getattr(self._outputs, CACHE, None)
         if returned is not None and returned is not self.cache:  # code of a model's own may hand on another cache
@@ -265,7 +265,7 @@ class DynamicCacheRunner(ModelRunner):
         self.seen = min(self.seen, length)
 
     def _keep_path(self, start: int, columns: Tensor) -> None:
-        keep_path(self.cache, start + self.before, columns)
+        keep_path(text_cache(self.cache), start + self.before, columns)
 
     def _extend(self, length: int) -> None:
         self.inputs.after(self._outputs, self.carried, length - self._covered)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import gc
+import weakref
 from pathlib import Path
 
 import pytest
@@ -57,6 +59,16 @@ def test_offloaded_targets_and_drafts(how: str, inputs, tmp_path: Path):
     )
     assert_same_rows(swapped.sequences, plain)
     assert swapped.lossy_stats.acceptance_rate == 1
+
+
+def test_models_are_freed_whose_weights_are_loaded_on_demand(tmp_path: Path):
+    """Their forwards are objects of their own, which hold the model."""
+    models = [placed("map", tmp_path / name) for name in ("target", "draft")]
+    models[0].generate(prompt(), **GREEDY, assistant_model=models[1], lossy_mode="lossless")
+    gone = [weakref.ref(model) for model in models]
+    models.clear()
+    gc.collect()
+    assert [one() for one in gone] == [None, None]
 
 
 @pytest.mark.parametrize("how", ["cpu", "disk", "map"])

@@ -118,6 +118,8 @@ def with_positions(name: str, positions: int) -> PreTrainedModel:
 POSITIONS = {
     "gpt2": ("n_positions", None),
     "gptj": ("n_positions", None),
+    "openai-gpt": ("n_positions", None),
+    "roberta": ("max_position_embeddings", None),
     "ctrl": ("n_positions", None),
     "opt": ("max_position_embeddings", None),
     "bart": ("max_position_embeddings", AutoModelForSeq2SeqLM),
@@ -128,6 +130,7 @@ POSITIONS = {
 @pytest.mark.parametrize(
     ("name", "rows", "tree"),
     [("gpt2", 1, True), ("gpt2", 4, False), ("opt", 1, False), ("bart", 1, False), ("whisper", 1, False),
+     ("roberta", 1, False),
      *nightly([("gpt2", 1, False), ("gpt2", 4, True), ("opt", 1, True)])],
 )  # fmt: skip
 def test_drafts_end_where_the_draft_model_s_positions_end(name: str, rows: int, tree: bool):
@@ -162,6 +165,13 @@ def test_a_text_may_end_with_the_target_s_positions(name: str, call: dict, draft
     call = {"input_ids": prompt(), "max_length": 60, "eos_token_id": 2, "pad_token_id": 0} | ends | call
     assert_lossless(target, {"assistant_model": draft, "num_assistant_tokens": 20}, **call)
     assert last_stats(target).drafted > 0
+
+
+def test_a_text_without_a_cache_may_end_with_the_target_s_positions():
+    target = with_positions("openai-gpt", 30)
+    ends = {"prefix_allowed_tokens_fn": lambda _, ids: [2] if len(ids) == 29 else [*range(3, VOCAB)]}
+    call = {"input_ids": prompt(), "max_length": 60, "eos_token_id": 2, "pad_token_id": 0} | ends
+    assert_lossless(target, {"prompt_lookup_num_tokens": 9}, **call)
 
 
 SPRINTER = {"lossy_mode": "sprinter", "lossy_config": {"max_draft": 7}, "do_sample": False, "eos_token_id": None}

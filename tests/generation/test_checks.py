@@ -59,6 +59,10 @@ CASES = {
         {"lossy_mode": "topk", "lossy_config": {"require_lossless": True}},
         ["require_lossless", "TopK("],
     ),
+    "a rule of transformers' own": (
+        {"assistant_ensemble_weight": 0.5},
+        ["`assistant_ensemble_weight` 0.5", "'ensemble'", "`weight`"],
+    ),
     "no drafter": ({"assistant_model": None}, ["drafter", "assistant_model", "candidate_generator", "'lossless'"]),
     "drafter without q": (
         {"lossy_mode": "fsd", "assistant_model": None, "prompt_lookup_num_tokens": 3},

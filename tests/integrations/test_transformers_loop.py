@@ -19,7 +19,7 @@ from hf_lossy_assist.errors import LossyError
 from tests.acceptors.fixtures import P, Q, chi_square_p
 from tests.acceptors.table import ROWS, Row, row_id
 from tests.nightly import nightly
-from tests.tiny_models import ARCHITECTURES, constant, noisy_copy, prompt, tiny
+from tests.tiny_models import ARCHITECTURES, VOCAB, constant, noisy_copy, prompt, resized, tiny
 
 GREEDY = {"max_new_tokens": 30, "eos_token_id": None, "do_sample": False}
 DRAFTS_ON_STATIC_CACHES = hasattr(StaticLayer, "crop")
@@ -101,6 +101,17 @@ def test_prompt_lookup(row: Row):
     theirs, own = counts(hook.stats), counts(mine.lossy_stats)
     assert theirs.pop("drafted") >= own.pop("drafted") > 0
     assert theirs == own
+
+
+@pytest.mark.parametrize("size", [VOCAB - 6, VOCAB + 8])
+def test_a_draft_with_other_padding_of_its_vocabulary(size: int):
+    target = tiny()
+    hook = LossyVerification("lossless", target, assistant_model=resized(noisy_copy(target), size))
+    plain = target.generate(prompt(), **GREEDY)
+    assert torch.equal(stock(hook, None, prompt(), **GREEDY, prompt_lookup_num_tokens=1), plain)
+    assert hook.stats.accepted > 0
+    stock(hook, None, prompt(), **GREEDY | {"do_sample": True}, prompt_lookup_num_tokens=1)
+    assert hook.stats.accepted > 0
 
 
 @pytest.mark.parametrize("drafter", ["ours", "stock's"])

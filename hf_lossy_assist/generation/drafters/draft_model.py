@@ -13,7 +13,7 @@ from ...compat.caches import cache_name, new_cache
 from ...compat.inputs import DraftForwardInputs, ForwardInputs
 from ...compat.models import device_of, forward_accepts, has_recurrent_state, obstacle_in_adapter
 from ...compat.multimodal import PreparedInputs
-from ...compat.positions import keeps_positions, learned_positions
+from ...compat.positions import counts_otherwise, learned_positions
 from ...compat.probe import ask, obstacle_to_rollback
 from ...core.distributions import Randomness
 from ...drafting import Drafter
@@ -63,7 +63,7 @@ def draft_runner(
     if forward_accepts(model, "logits_to_keep"):
         carried["logits_to_keep"] = 1
     length, kind = 0, DraftForwardInputs
-    if inputs is None and keeps_positions(model):
+    if inputs is None and counts_otherwise(model):
         length, carried["position_ids"] = 1, torch.zeros(1, 1, dtype=torch.long, device=device_of(model))
     if inputs is not None:
         carried |= inputs.carried

@@ -28,6 +28,7 @@ from tests.encoder_decoders import ARCHITECTURES, bart, decoder_of, made, t5
 from tests.nightly import nightly, spread
 from tests.parity import assert_lossless
 from tests.tiny_models import LENGTHS, VOCAB, noisy_copy, padded, prompt, tiny
+from tests.trial.exact import CHAINS, DRAFTERS, assert_refused, assert_right
 
 GREEDY = {"do_sample": False, "max_new_tokens": 24, "return_dict_in_generate": True}
 
@@ -186,3 +187,22 @@ def test_sequences_of_one_prompt_share_what_its_encoder_reads(make):
     )  # fmt: skip
     assert len(out.sequences) == 6
     assert out.lossy_stats.acceptance_rate == 1
+
+
+@pytest.mark.parametrize("states", [True, False])
+@pytest.mark.parametrize("rows", [1, 3])
+def test_a_decoder_with_cross_attention_alone(rows: int, states: bool):
+    """It wraps its cache, whose other half does not move with rows."""
+    target = of_family("gpt2", add_cross_attention=True)
+    inputs = {name: x[:rows] for name, x in padded((5, 9, 7)).items()}
+    if states:
+        inputs["encoder_hidden_states"] = torch.ones(rows, 6, target.config.hidden_size, dtype=target.dtype)
+    for drafter in CHAINS if states else DRAFTERS:
+        assert_right(target, inputs, DRAFTERS[drafter](noisy_copy(target)))
+
+
+def test_a_cache_that_would_mix_a_text_s_keys_with_an_encoder_s_is_refused():
+    target = of_family("bart")
+    states = torch.zeros(1, 6, target.config.hidden_size, dtype=target.dtype)
+    inputs = {"input_ids": prompt(), "encoder_hidden_states": states}
+    assert_refused(target, inputs, CHAINS["look-up"](target), "EncoderDecoderCache(DynamicCache(), DynamicCache())")
