@@ -180,18 +180,21 @@ def append_lines(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
 def read_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     """Give the rows that :func:`append_lines` wrote to a file, each after its line's number; none if it is missing.
 
-    Half a line at the end, which a killed process has left, is no row.
+    Half a line at the end, which a killed process has left, is no row; it may end in half a character.
     """
-    text = read_text(path, "out") if path.is_file() else ""
+    text = read_text(path, "out", errors="surrogateescape") if path.is_file() else ""
     yield from json_lines(text[: text.rfind("\n") + 1], repr(str(path)))
 
 
-def read_text(path: str | Path, argument: str) -> str:
-    """Return the text of a file in UTF-8, gzipped if it ends in ``.gz``; ``argument`` is what names it."""
+def read_text(path: str | Path, argument: str, errors: str = "strict") -> str:
+    """Return the text of a file in UTF-8, gzipped if it ends in ``.gz``; ``argument`` is what names it.
+
+    ``errors`` says what becomes of bytes that are no UTF-8, as in ``bytes.decode``.
+    """
     try:
         path = Path(path)
         content = path.read_bytes()
-        return (gzip.decompress(content) if path.suffix == ".gz" else content).decode("utf-8-sig")
+        return (gzip.decompress(content) if path.suffix == ".gz" else content).decode("utf-8-sig", errors)
     except (EOFError, OSError, ValueError, zlib.error) as error:
         raise LossyValueError(
             f"`{argument}` has to be a text file in UTF-8, gzipped only if it ends in .gz, but {str(path)!r} can't be "

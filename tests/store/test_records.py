@@ -81,13 +81,14 @@ def test_the_latest_of_equal_rows_counts(tmp_path):
     assert (found["a", 0].text, len(found), len(found.arrays(("a", 0))["x"])) == ("right", 1, 2)
 
 
-@pytest.mark.parametrize("torn", [1, 20, 40])
+@pytest.mark.parametrize("torn", [-1, -20, -40, "»"])
 def test_a_line_that_was_cut_off_is_dropped_and_written_anew(tmp_path, torn):
     records = Lines(tmp_path, PLAN)
     for id in range(2):
         records.add(line("a", id), **arrays(id))
     path = tmp_path / "lines.jsonl"
-    path.write_bytes(path.read_bytes()[:-torn])
+    content = path.read_bytes()
+    path.write_bytes(content[: content.rindex(torn.encode()) + 1 if isinstance(torn, str) else torn])
     again = Lines(tmp_path, PLAN)
     check(again, [0])
     again.add(line("a", 1), **arrays(1))
@@ -127,8 +128,11 @@ def test_what_is_no_such_folder_is_refused(tmp_path):
     with pytest.raises(LossyValueError, match=r"new folder, but .* has a lines\.jsonl"):
         Lines(tmp_path, PLAN)
     (tmp_path / MANIFEST).write_text(json.dumps(PLAN))
-    for text, said in (('{"mode": "a"}', "missing"), ('{"mode": 1, "id": 0}', "`mode`"), ("[]", "has to be an object")):
-        (tmp_path / "lines.jsonl").write_text(text + "\n")
+    for text, said in (
+        (b'{"mode": "a"}', "missing"), (b'{"mode": 1, "id": 0}', "`mode`"), (b"[]", "has to be an object"),
+        (b'{"mode": "\xc2"}', "as JSON"),
+    ):  # fmt: skip
+        (tmp_path / "lines.jsonl").write_bytes(text + b"\n")
         with pytest.raises(LossyValueError, match=rf"line 1 of .*{said}"):
             Lines(tmp_path, PLAN)
     plan = json.dumps(PLAN)
