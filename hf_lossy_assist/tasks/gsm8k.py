@@ -11,6 +11,7 @@ from itertools import islice
 from pathlib import Path
 
 from ..errors import LossyValueError
+from ..values import COUNT
 from .task import Example, Row, Task, from_hub, read_jsonl
 
 _FIELDS = ("question", "answer")
@@ -72,6 +73,7 @@ class GSM8K(Task):
         self._files = _files(data)
         if self._files:
             self.splits = tuple(x for x in Task.splits if ("test" if x == "test" else "train") in self._files)
+        COUNT.check("shots", shots)
         self.shots = shots
         if shots and "train" not in self.splits:
             raise LossyValueError(

@@ -54,9 +54,14 @@ class Prompts(ListedTask):
         self.scored = any("answer" in row for row in rows)
         self._patterns: dict[str, str] = {}
         if self.scored:
-            self._examples = [_example(row, f"row {i} of `data` ({data})") for i, row in enumerate(rows, 1)]
-            pairs = zip(self._examples, rows, strict=True)
-            self._patterns = {example.prompt: row["pattern"] for example, row in pairs if "pattern" in row}
+            known: dict[str, tuple[Example, str]] = {}
+            for i, row in enumerate(rows, 1):
+                where = f"row {i} of `data` ({data})"
+                one = _example(row, where), row.get("pattern", "")
+                if known.setdefault(one[0].prompt, one) != one:
+                    raise LossyValueError(f"{where} has to have the answer and the pattern of an earlier row's prompt")
+            self._examples = [example for example, _ in known.values()]
+            self._patterns = {prompt: pattern for prompt, (_, pattern) in known.items() if pattern}
         else:
             texts = [*map(prompt_of, rows)]
             if not all(isinstance(text, str) for text in texts):
@@ -133,7 +138,7 @@ def rows_of(data: str) -> list[Row]:
     if kind == ".jsonl":
         return read_jsonl(data, ())
     text = read_text(data, "data")
-    lines = [line for line in text.splitlines() if line.strip()]
+    lines = [line for line in re.split(r"\r\n?|\n", text) if line.strip()]  # a prompt may have other breaks
     rows = from_json(text, f"`data` ({data})") if kind == ".json" else lines
     if not isinstance(rows, list) or not rows:
         raise LossyValueError(f"`data` has to hold one prompt per line, or a list of them, but {data!r} holds none")

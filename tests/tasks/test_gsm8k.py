@@ -65,6 +65,7 @@ def test_a_file_s_name_tells_what_it_holds(tmp_path):
     [
         (lambda folder: GSM8K(f"{folder}/test.jsonl").examples("train", 1), "`split`"),
         (lambda folder: GSM8K(f"{folder}/test.jsonl", shots=3), "`shots`"),
+        *((lambda folder, x=x: GSM8K(folder, shots=x), "`shots` has to be an int >= 0") for x in (-1, 2.5, "2", True)),
         (lambda folder: GSM8K(f"{folder}/none"), "`data` .*none"),
         (lambda folder: GSM8K(f"{folder}/empty"), "`data` .*empty"),
     ],

@@ -71,10 +71,26 @@ def test_a_file_says_by_itself_what_it_is(tmp_path):
     ({"prompt": "a", "answer": ["b"]}, "a text or a number"),
     ({"prompt": "a", "answer": "b", "pattern": "("}, r"`pattern` in row 2 .* regular expression"),
     ({"prompt": "a", "answer": " . "}, "`answer` in row 2 .* has to say something"),
+    ({"prompt": "x", "answer": "z"}, "row 2 of `data`.* an earlier row's prompt"),
+    ({"prompt": "x", "answer": "y", "pattern": "(y)"}, "row 2 of `data`.* an earlier row's prompt"),
 ])  # fmt: skip
 def test_bad_rows_are_named(tmp_path, row, said):
     with pytest.raises(LossyValueError, match=said):
         Prompts(written(tmp_path, {"prompt": "x", "answer": "y"}, row))
+
+
+def test_a_line_ends_where_an_editor_ends_it(tmp_path):
+    path = tmp_path / "prompts.txt"
+    path.write_bytes("one\u2028and on\r\ntwo\x0cand on\n\r\n \nthree\r".encode("utf-8-sig"))
+    said = [x.prompt for x in tasks.load("prompts", data=str(path)).examples("test", 99)]
+    assert said == ["one\u2028and on", "two\x0cand on", "three"]
+
+
+def test_a_prompt_with_an_answer_is_asked_once_too(tmp_path):
+    row = {"prompt": "x", "answer": "Y", "pattern": "(y|n)"}
+    task = Prompts(written(tmp_path, row, {"prompt": "a", "answer": "b", "pattern": ""}, {**row, "answer": "y"}))
+    assert [(one.prompt, one.answer) for one in task.examples("test", 9)] == [("x", "y"), ("a", "b")]
+    assert task.correct(task.examples("test", 9)[1], "b"), "an empty pattern is none"
 
 
 def test_every_prompt_is_asked_once_in_the_file_s_order(tmp_path):
