@@ -90,12 +90,12 @@ class Preference(Task):
         **endpoint: Any,
     ) -> None:
         for name, value in (("votes", votes), ("attempts_per_vote", attempts_per_vote)):
-            if value < 1:
-                raise LossyValueError(f"`{name}` has to be an int >= 1, but is {value}")
+            if not isinstance(value, int) or value < 1:
+                raise LossyValueError(f"`{name}` has to be an int >= 1, but is {value!r}")
         self.judge = ApiModel(base_url=base_url, model=model, **endpoint)
         self.votes = votes
         self.attempts_per_vote = attempts_per_vote
-        self.scoring = {"model": model, "votes": votes}
+        self.scoring = {"model": model, "base_url": base_url, "votes": votes}
         self._data = data
 
     def examples(self, split: str, n: int) -> list[Example]:
@@ -159,7 +159,7 @@ class Preference(Task):
 
     @cached_property
     def _examples(self) -> list[Example]:
-        lines = Path(self._data).read_text(encoding="utf-8").splitlines()
+        lines = Path(self._data).read_text(encoding="utf-8").split("\n")
         rows = [json.loads(line) for line in lines if line.strip()]
         return [_example(row, number) for number, row in enumerate(rows, start=1)]
 

@@ -135,14 +135,14 @@ def test_prompts_are_read_as_mt_bench_has_them(tmp_path):
         {"question_id": i, "turns": [f"Question {i}", "And then?"], "reference": [f"Answer {i}", "Then!"]}
         for i in range(300)
     ]
-    rows += [{"prompt": "A prompt"}, {"question": "A question", "reference": "An answer"}]
-    path.write_text("\n".join(json.dumps(row) for row in rows))
+    rows += [{"prompt": "A\u2028prompt"}, {"question": "A question", "reference": "An answer"}]
+    path.write_text("\r\n".join(json.dumps(row, ensure_ascii=False) for row in rows), encoding="utf-8")
     task = Preference(str(path), model="judge")
     parts = {split: task.examples(split, 1000) for split in task.splits}
     examples = [example for part in parts.values() for example in part]
     assert len(examples) == len(set(examples)) == 302
     assert {Example(f"Question {i}", f"Answer {i}", f"Answer {i}") for i in range(300)} < set(examples)
-    assert {Example("A prompt", ""), Example("A question", "An answer", "An answer")} < set(examples)
+    assert {Example("A\u2028prompt", ""), Example("A question", "An answer", "An answer")} < set(examples)
     assert 0.12 < len(parts["test"]) / 302 < 0.28  # 20 % and 10 %, binomial, more than three standard deviations
     assert 0.04 < len(parts["validation"]) / 302 < 0.16
     assert task.examples("test", 3) == parts["test"][:3]
@@ -156,6 +156,19 @@ def test_a_row_without_a_prompt_is_refused(tmp_path, row):
     path.write_text('{"prompt": "Hello"}\n' + json.dumps(row))
     with pytest.raises(LossyValueError, match="row 2 of `data` needs a text as `prompt` or `question`"):
         Preference(str(path), model="judge").examples("test", 1)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *((name, x) for name in ("votes", "attempts_per_vote") for x in (0, -1, 1.5, "3")),
+        ("timeout", 0),
+        ("base_url", "x"),
+    ],
+)
+def test_settings_that_can_t_be_are_refused(make, name, value):
+    with pytest.raises(LossyValueError, match=f"`{name}` has to "):
+        make(**{name: value})
 
 
 @pytest.mark.parametrize("votes", [1, 2, 3])
