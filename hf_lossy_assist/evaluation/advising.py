@@ -53,13 +53,14 @@ def target_alone(
     """
     prompts = [prompts] if isinstance(prompts, str) else prompts
     task = prompts if isinstance(prompts, Task) else PromptList(prompts)
-    limit, kept, mode = limit or (12 if task is prompts else len(prompts)), {}, DecodingMode("plain")
+    usual, kept, mode = 12 if task is prompts else len(prompts), {}, DecodingMode("plain")
     if out is None:
         mode = replace(mode, label="lossless", rule="lossless", gamma=DEFAULT_NUM_TOKENS)
     elif (out / MANIFEST).exists():
         kept = {name: value for name, value in read_plan(out, "out").items() if name in ("batch_size", "seed")}
     # Nobody would read scores without a folder, and one may take a program's run.
     judged = out is not None
+    limit = usual if limit is None else limit
     return Evaluation(replace(pair, task=task), [mode], mode.label, limit, judged=judged, **kept, **others)
 
 

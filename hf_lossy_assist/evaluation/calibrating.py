@@ -7,6 +7,7 @@ import json
 from collections.abc import Mapping, Sequence
 from itertools import chain
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from ..errors import LossyValueError
@@ -43,6 +44,8 @@ def calibrate(
         Trained heads, or their folders or repositories, by the rule that uses them.
     """
     plan, found = load_answers(folder)
+    if any(answer.score is None for answer in found):
+        raise LossyValueError(f"`folder` has to have scores, but its task {plan['task']!r} has no right answers")
     plan, answers, heads = _with_modes(plan, modes), by_mode(found), heads or {}
     tested = _tested(plan, answers, max_loss, confidence)
     certified = [each for each in tested if each.outcome == "certified"]
@@ -65,15 +68,17 @@ def calibrate(
             raise LossyValueError(f"`heads` has to have the head of the rule {name!r}; add it")
         run = LossyConfig.from_fields(best.config["lossy_mode"], best.config["lossy_config"], used or None)
         rule, sums = run.in_full(), head_sums(run.rule)
-        if sums != described["heads"]:
-            raise LossyValueError(f"`heads` has to have those of the evaluation, but {sorted(sums)} have other weights")
+        if (rule, sums) != (described["rule"], described["heads"]):
+            raise LossyValueError(
+                f"`heads` has to have those of the evaluation, but {sorted(sums)} have other weights or thresholds"
+            )
         texts = [own for _, own in sorted(answers[best.mode].items())]
         usual = {
             "mean_accepted": [own.accepted / max(1, own.rounds) for own in texts],
             "lossy_share": [own.lossy / max(1, own.tokens) for own in texts],
         }
     return Certificate(
-        task=plan["task"], split=plan["split"], problems=len(plan["problems"]),
+        task=plan["task"], split=plan["split"], problems=len({*plan["problems"]}),
         digest=hashlib.sha256(json.dumps([plan["problems"], plan.get("scoring")]).encode()).hexdigest(),
         max_loss=max_loss, confidence=confidence, reference=plan["reference"],
         chosen=None if best is None else best.mode, tested=tested, rule=rule,
@@ -88,7 +93,7 @@ def problems_needed(
     """Return how many problems a folder has, and how many could certify a setting that loses nothing on any."""
     plan = _with_modes(read_plan(Path(folder)), modes)
     risk = (1 - _share("confidence", confidence)) / len(families_of(plan))
-    return len(plan["problems"]), fewest(_share("max_loss", max_loss), 1 - risk)
+    return len({*plan["problems"]}), fewest(_share("max_loss", max_loss), 1 - risk)
 
 
 def _with_modes(plan: Mapping[str, Any], modes: Sequence[str] | None) -> Mapping[str, Any]:
@@ -123,10 +128,7 @@ def _tested(
     plan: Mapping[str, Any], modes: Mapping[str, Mapping[int, Answer]], max_loss: float, confidence: float
 ) -> list[TestedSetting]:
     families, reference = families_of(plan), modes.get(plan["reference"], {})
-    losses = {
-        label: [reference[i].score - own.score for i, own in sorted(modes.get(label, {}).items()) if i in reference]
-        for label in chain(*families.values())
-    }
+    losses = {label: _losses(modes.get(label, {}), reference, plan["problems"]) for label in chain(*families.values())}
     found = certify(
         {rule: [losses[label] for label in labels] for rule, labels in families.items()},
         _share("max_loss", max_loss), _share("confidence", confidence),
@@ -134,7 +136,7 @@ def _tested(
     tested = []
     for rule, labels in families.items():
         for place, label in enumerate(labels):
-            config = {k: v for k, v in plan["modes"][label].items() if k not in ("temperature", "heads")}
+            config = {k: v for k, v in plan["modes"][label].items() if k not in ("temperature", "heads", "rule")}
             n, speed = len(losses[label]), _speed(modes.get(label, {}))
             if place > len(found[rule]) or not n:
                 tested.append(TestedSetting(label, rule, config, "not tested", n, tokens_per_second=speed))
@@ -149,6 +151,14 @@ def _tested(
                 TestedSetting(label, rule, config, outcome, n, mean, 100 * upper, 100 * sure, speed)
             )  # fmt: skip
     return tested
+
+
+def _losses(own: Mapping[int, Answer], others: Mapping[int, Answer], problems: Sequence[int]) -> list[float]:
+    """Return the loss of score on each problem; one that was answered several times counts once, by its mean."""
+    found: dict[int, list[float]] = {}
+    for i in sorted(own.keys() & others.keys()):
+        found.setdefault(problems[i], []).append(others[i].score - own[i].score)
+    return [*map(fmean, found.values())]
 
 
 def _speed(answers: Mapping[int, Answer]) -> float | None:

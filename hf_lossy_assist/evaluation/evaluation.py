@@ -2,30 +2,30 @@
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from .. import tasks
 from ..compat.inputs import ending_tokens
-from ..compat.models import device_of
+from ..compat.models import device_of, is_sharded
 from ..drafting.vocabulary import kept_tokens, vocabulary_sizes
-from ..errors import LossyValueError, brief, need, warn
+from ..errors import LossyUnsupportedError, LossyValueError, brief, need, warn
 from ..generation.enabling import enabled
 from ..heads import Head
+from ..heads.head import place_head
 from ..models.prepacked import is_prepacked
 from ..models.quantised import dtype_of
 from ..pairs import Pair
 from ..progress import track
 from ..store.folder import Process, this_process
 from ..tasks import Example, Task
-from ..values import ONE_OR_MORE
+from ..values import ONE_OR_MORE, Checked, Count, or_none
 from .answers import Answer, AnswerStore, provenance
 from .modes import DecodingMode, modes_of
 from .requests import Ending, PromptBatch, Response, batches_of, run_request
@@ -36,7 +36,7 @@ _WARM_UP_TOKENS = 4
 
 
 @dataclass(frozen=True, eq=False)
-class Evaluation:
+class Evaluation(Checked):
     """Problems, and the modes that answer them.
 
     All modes answer a batch before any answers the next, and take turns in going first, so noise affects all alike.
@@ -46,20 +46,19 @@ class Evaluation:
     pair: Pair  # its task gives the problems
     modes: Sequence[DecodingMode]
     reference: str
-    limit: int = 100  # the most problems
+    limit: Annotated[int, ONE_OR_MORE] = 100  # the most problems
     split: str = "test"
-    batch_size: int = 1
-    max_new_tokens: int | None = None  # None: the task's own
-    seed: int = 0  # of the first problem; each further problem adds one
+    batch_size: Annotated[int, ONE_OR_MORE] = 1
+    max_new_tokens: Annotated[int | None, or_none(ONE_OR_MORE)] = None  # None: the task's own
+    seed: Count = 0  # of the first problem; each further problem adds one
     process: Process = field(default_factory=Process)  # its number decides which batches it answers
     judged: bool = True  # whether answers are scored, where the task can
 
     def __post_init__(self) -> None:
-        for name in ("limit", "batch_size"):
-            ONE_OR_MORE.check(name, getattr(self, name))
+        super().__post_init__()
         target, draft, tokenizer = self.pair.target, self.pair.draft, self.pair.tokenizer
-        if draft is target:
-            raise LossyValueError("`draft` has to be another model than the target, which is no faster than itself")
+        if self.process.count > 1 and is_sharded(target):
+            raise LossyUnsupportedError("processes that share one model can't share the problems; run one process")
         if tokenizer is not None and isinstance(draft, PreTrainedModel):
             own, known = vocabulary_sizes(target, draft)
             if known < (count := min(own, len(tokenizer.get_vocab()))):
@@ -70,12 +69,16 @@ class Evaluation:
         labels = [mode.label for mode in self.modes]
         if len(set(labels)) < len(labels):
             raise LossyValueError(f"`modes` has to name every mode once, but is {labels}")
+        if len({(mode.temperature, mode.top_p) for mode in self.modes}) > 1:
+            raise LossyValueError("`modes` have to draw at one `temperature`, or none of them at any")
         if self.reference not in labels:
             raise LossyValueError(f"`reference` has to be one of the modes {labels}, but is {self.reference!r}")
         for mode in self.modes:
             mode.check_pair(self.pair)
         if not self.examples:
             raise LossyValueError(f"`split` has to be one with problems, but {self.split!r} has none")
+        if twice := len(self.examples) - len({f"{example.prompt}" for example in self.examples}):
+            warn(f"{twice} of the {len(self.examples)} prompts stand there before: intervals take them as other ones")
 
     @cached_property
     def examples(self) -> list[Example]:
@@ -85,6 +88,8 @@ class Evaluation:
     @cached_property
     def batches(self) -> list[PromptBatch]:
         prompts = [self.pair.task.encode(example, self.pair.tokenizer) for example in self.examples]
+        if not all(map(len, prompts)):
+            raise LossyValueError("`task` has to have prompts of one token or more, but has one without any")
         device, pad = device_of(self.pair.target), self.pair.tokenizer.pad_token_id
         ending = Ending.of(self.pair.task, self.pair.tokenizer)
         return batches_of(prompts, self.batch_size, device=device, pad=pad, seed=self.seed, ending=ending)
@@ -167,7 +172,8 @@ class Evaluation:
             if self.judged and self.pair.task.scored:
                 own = text if mode.label == self.reference else store[self.reference, i].text
                 score = self.pair.task.score(self.examples[i], text, own)
-            cut = len(tokens) >= self.length and int(tokens[-1]) not in ends
+            ended = int(tokens[-1]) in ends or any(end in text for end in self.pair.task.ends)
+            cut = len(tokens) >= self.length and not ended
             answers.append(
                 Answer(
                     mode.label, i, score, len(tokens), rounds, accepted, response.seconds / size, text, lossy, cut,
@@ -186,13 +192,6 @@ class Evaluation:
                 f"tokens instead of {answer.tokens}; choose another folder"
             )
         return tokens
-
-    def _problems(self) -> list[int]:
-        """Return a hash of each problem's rendered prompt and answer."""
-        return [
-            zlib.crc32(f"{self._prompt(i).tolist()}\0{example.answer}".encode())
-            for i, example in enumerate(self.examples)
-        ]
 
     def _prompt(self, i: int) -> Tensor:
         batch, row = self.batches[i // self.batch_size], i % self.batch_size
@@ -215,7 +214,7 @@ class Evaluation:
             **({"prompt_lookup_num_tokens": self.pair.lookup} if draft is not None and self.pair.lookup else {}),
             **({"ends": list(self.pair.task.ends)} if self.pair.task.ends else {}),
             "modes": {mode.label: mode.described(self.pair.rule_heads) for mode in self.modes},
-            "problems": self._problems(),
+            "problems": [one.digest(self._prompt(i).tolist()) for i, one in enumerate(self.examples)],
             "runs": [provenance(device_of(target), limit=self.limit, processes=self.process.count)],
         }
 
@@ -230,6 +229,8 @@ class Evaluation:
             result = self.result(store)
             if store.folder is not None:
                 store.write("summary.json", {label: row.entry for label, row in result.modes.items()})
+                if len({(run.get("cpu"), run.get("threads")) for run in store.plan["runs"]}) > 1:
+                    warn("`out` has times of several machines or numbers of threads, which no ratio may compare")
             return result
 
     def result(self, store: AnswerStore) -> EvaluationResult:
@@ -252,7 +253,7 @@ def model_changes(target: nn.Module, draft: nn.Module | None) -> dict[str, Any]:
 
 def reference_of(modes: Sequence[DecodingMode]) -> str:
     """Return the label to compare with: the target alone's, else lossless's, else the first."""
-    alone = (mode.label for mode in modes if mode.gamma is None and mode.answers == "target" and not mode.settings)
+    alone = (mode.label for mode in modes if mode.is_alone)
     lossless = (mode.label for mode in modes if mode.rule == "lossless")
     return next(alone, None) or next(lossless, None) or modes[0].label
 
@@ -264,7 +265,7 @@ def evaluate(
     tokenizer: PreTrainedTokenizerBase,
     task: Task | str,
     modes: str | Sequence[str | DecodingMode] = "plain,lossless",
-    heads: Mapping[str, Head] | None = None,
+    heads: Mapping[str, Head | str] | None = None,
     reference: str | None = None,
     limit: int = 100,
     split: str = "test",
@@ -289,7 +290,7 @@ def evaluate(
         ``"plain,stock,RULE[+RULE][@GAMMA][:KEY=VALUE…],…"``, as for ``lossy-assist evaluate --modes``, or a list of
         such; ``all`` stands for ``lossless`` and every rule that can differ from it here.
     heads
-        Trained heads by the rule that uses them.
+        Trained heads, or their folders or repositories, by the rule that uses them.
     reference
         The mode to compare with: the target alone by default, else lossless, else the first.
     limit, split, batch_size
@@ -335,11 +336,13 @@ def evaluate(
     if prompt_lookup_num_tokens is not None:
         ONE_OR_MORE.check("prompt_lookup_num_tokens", prompt_lookup_num_tokens)
         gamma = gamma if draft is not None else prompt_lookup_num_tokens
+    known = {name: place_head(f"`heads[{name!r}]`", Head, x, device_of(target)) for name, x in (heads or {}).items()}
+    pair = Pair(target, draft, tokenizer, heads=known, lookup=prompt_lookup_num_tokens or 0)
     listed: list[DecodingMode] = []
     for mode in [modes] if isinstance(modes, str) else modes:
-        listed += modes_of(mode, gamma, temperature, top_p, heads or {}) if isinstance(mode, str) else [mode]
-    if wrong := [mode for mode in listed if not isinstance(mode, DecodingMode)]:
-        raise LossyValueError(f"`modes` has to be a text or a list of modes, but has {brief(wrong[0])}")
+        listed += modes_of(mode, gamma, temperature, top_p, pair.rule_heads) if isinstance(mode, str) else [mode]
+    if not listed or not all(isinstance(mode, DecodingMode) for mode in listed):
+        raise LossyValueError(f"`modes` has to be a text or a list of modes, but is {brief(modes)}")
     asked = tasks.load(task) if isinstance(task, str) else task
     if not isinstance(asked, Task):
         raise LossyValueError(
@@ -347,7 +350,7 @@ def evaluate(
             "into a file, and take `tasks.load('prompts', 'prompts.txt')`"
         )
     evaluation = Evaluation(
-        Pair(target, draft, tokenizer, asked, heads or {}, prompt_lookup_num_tokens or 0), listed,
-        reference or reference_of(listed), limit, split, batch_size, max_new_tokens, seed, this_process(),
+        replace(pair, task=asked), listed, reference_of(listed) if reference is None else reference,
+        limit, split, batch_size, max_new_tokens, seed, this_process(),
     )  # fmt: skip
     return evaluation.complete(None if out is None else Path(out))

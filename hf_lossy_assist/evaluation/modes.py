@@ -14,11 +14,12 @@ from typing import Any
 from transformers import GenerationConfig, PreTrainedModel
 
 from ..acceptors import REGISTRY, Acceptor, head_type, register
+from ..acceptors.base import AUTO
 from ..compat.drafters import drafts_from_target_states
 from ..drafting.draft_ends import DEFAULT_NUM_TOKENS
 from ..drafting.state_head import StateHead
 from ..errors import LossyUnsupportedError, LossyValueError
-from ..generation.certificate import CERTIFICATE, GENERATION_CONFIG
+from ..generation.certificate import CERTIFICATE, GENERATION_CONFIG, head_sums
 from ..generation.config import LossyConfig
 from ..generation.enabling import enabled
 from ..generation.spelling import OWN_RULE, Spelling, split
@@ -36,6 +37,8 @@ _STOCK = {
     "cache": Rule("dynamic or static", lambda x: x in ("dynamic", "static")),
 }
 """Settings of transformers' assisted generation."""
+
+_NUCLEUS = Rule("a number > 0 and <= 1", lambda x: is_number(x) and 0 < x <= 1)
 
 
 @dataclass(frozen=True)
@@ -79,7 +82,7 @@ class DecodingMode:
         check_keys("`modes` 'stock'", [*_STOCK], settings)
         for key, value in settings.items():
             _STOCK[key].check(f"{key} of stock", value)
-        return cls(label, None, settings, DEFAULT_NUM_TOKENS if gamma == "auto" else gamma, temperature)
+        return cls(label, None, settings, DEFAULT_NUM_TOKENS if gamma == AUTO else gamma, temperature)
 
     @classmethod
     def stored(cls, folder: str) -> DecodingMode:
@@ -93,13 +96,20 @@ class DecodingMode:
         settings = dict(getattr(config, "lossy_config", None) or {})
         if (Path(folder) / CERTIFICATE).is_file():
             settings["certificate"] = folder
-        temperature = config.temperature if config.do_sample else None
-        head = getattr(config, "lossy_head", None)
-        return cls(folder, config.lossy_mode, settings, config.num_assistant_tokens, temperature, head=head)
+        temperature = (1.0 if config.temperature is None else config.temperature) if config.do_sample else None
+        if config.do_sample and (config.top_k or (config.top_p or 1) < 1):
+            raise LossyValueError(f"`modes` has the folder {folder!r}, which draws by `top_k` or `top_p`; take others")
+        head, gamma = getattr(config, "lossy_head", None), config.num_assistant_tokens
+        return cls(folder, config.lossy_mode, settings, AUTO if gamma is None else gamma, temperature, head=head)
 
     @property
     def rules(self) -> list[str]:
         return [] if self.rule is None else Spelling(self.rule).names
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether the target decodes alone, in ``generate()`` itself."""
+        return self.rule is None and self.gamma is None and self.answers == "target"
 
     @property
     def is_stock(self) -> bool:
@@ -110,33 +120,44 @@ class DecodingMode:
     def config(self) -> dict[str, Any]:
         """The settings, as they are written to files."""
         engine = {} if self.engine is None else {"engine": self.engine.name}
-        if self.gamma is None:
-            return {**engine, **self.settings}
         own = {"lossy_mode": self.rule, "lossy_config": dict(self.settings)} if self.rule else dict(self.settings)
-        return {**engine, **own, "num_assistant_tokens": self.gamma}
+        return {**engine, **own, **({} if self.gamma is None else {"num_assistant_tokens": self.gamma})}
 
     def heads_of(self, known: Mapping[str, Head]) -> Any:
-        """Return ``lossy_head``: the heads of its rules that are known, else its own."""
+        """Return ``lossy_head``: the heads of its rules that are known, else its own; a certificate brings its own."""
+        known = {} if "certificate" in self.settings else known
         return {rule: known[rule] for rule in self.rules if rule in known} or self.head
 
+    def run(self, heads: Mapping[str, Head]) -> LossyConfig:
+        """Return the run of a mode with a rule."""
+        return LossyConfig.from_fields(self.rule, dict(self.settings), self.heads_of(heads))
+
     def described(self, heads: Mapping[str, Head]) -> dict[str, Any]:
-        """Return all that its texts depend on besides models and prompts."""
+        """Return all that its texts depend on besides models and prompts.
+
+        Settings that are left out are there too, as defaults and heads say them.
+        """
         nucleus = {} if self.top_p == 1 else {"top_p": self.top_p}
-        sums = {rule: heads[rule].checksum for rule in self.rules if rule in heads}
-        return {**self.config, "temperature": self.temperature, **nucleus, "heads": sums}
+        found = {**self.config, "temperature": self.temperature, **nucleus, "heads": {}}
+        if self.rule is not None:
+            run = self.run(heads)
+            found |= {"rule": run.in_full(), "heads": head_sums(run.rule)}
+        return found
 
     def decides_losslessly(self, heads: Mapping[str, Head]) -> bool:
         """Tell whether a lossy rule decides as the lossless one here: by its setting, or since nothing is drawn."""
         if self.rule in (None, "lossless") or "certificate" in self.settings:
             return False
-        rule = LossyConfig.from_fields(self.rule, dict(self.settings), self.heads_of(heads)).rule
+        rule = self.run(heads).rule
         drawn = self.temperature is not None
         longest = self.gamma if isinstance(self.gamma, int) else None
         return rule.is_lossless(drawn) or rule.check_mode(drawn, longest) is not None
 
     def check_heads(self, heads: Mapping[str, Head]) -> None:
+        if self.head is not None or "certificate" in self.settings:
+            return
         for rule in self.rules:
-            if head_type(REGISTRY[rule]) is not None and rule not in heads and self.head is None:
+            if head_type(REGISTRY[rule]) is not None and rule not in heads:
                 raise LossyValueError(
                     f"`modes` has {self.label!r}, which needs a head; give one for {rule!r} by `heads`"
                 )
@@ -146,7 +167,7 @@ class DecodingMode:
         if not model and (self.answers == "draft" or (self.gamma and not lookup)):
             instead = "" if self.answers == "draft" else ", or `prompt_lookup_num_tokens` instead"
             raise LossyValueError(f"`draft` has to be given for the mode {self.label!r}{instead}")
-        if lookup and not model and self.gamma == "auto":
+        if lookup and not model and self.gamma == AUTO:
             raise LossyValueError(
                 f"`modes` has {self.label!r}, but prompt lookup needs a number of tokens; put it after the @"
             )
@@ -183,21 +204,28 @@ class DecodingMode:
         }
         if self.temperature is not None:
             keywords |= {"temperature": self.temperature, "top_k": 0, "top_p": self.top_p}
-        if self.gamma and not pair.only_looks_up:
-            keywords["assistant_model"] = pair.draft
-        if self.rule is not None or (self.gamma and pair.only_looks_up):  # transformers' loop takes only one of both
-            looked_up = self.gamma if pair.only_looks_up else pair.lookup
-            keywords |= {"prompt_lookup_num_tokens": looked_up} if self.gamma and pair.lookup else {}
-            keywords |= {} if self.gamma and pair.only_looks_up else {"num_assistant_tokens": self.gamma}
+        keywords |= self.drafting(pair)
         if self.rule is None and self.settings.get("cache") == "static":
             keywords["cache_implementation"] = "static"
         if self.rule is not None:
             heads = self.heads_of(pair.rule_heads)
             keywords |= {
-                "lossy_config": {**self.settings, "seed": seed},
+                "lossy_config": {"seed": seed, **self.settings},
                 **({"lossy_head": heads} if heads else {}),
                 **({} if pair.tokenizer is None else {"tokenizer": pair.tokenizer}),
             }
+        return keywords
+
+    def drafting(self, pair: Pair) -> dict[str, Any]:
+        """Return the keywords for drafting; a rule without a draft length has the models' own."""
+        if not self.gamma and (self.rule is None or self.gamma == 0):
+            return {} if self.rule is None else {"num_assistant_tokens": 0}
+        if pair.only_looks_up:
+            return {"prompt_lookup_num_tokens": self.gamma or pair.lookup}
+        keywords: dict[str, Any] = {"assistant_model": pair.draft}
+        if self.rule is not None:  # transformers' loop takes a model or looks up, and has γ of the model
+            keywords |= {"prompt_lookup_num_tokens": pair.lookup} if pair.lookup else {}
+            keywords |= {} if self.gamma is None else {"num_assistant_tokens": self.gamma}
         return keywords
 
 
@@ -225,6 +253,9 @@ def modes_of(
     text: str, gamma: int | str, temperature: float | None, top_p: float, heads: Mapping[str, Head]
 ) -> list[DecodingMode]:
     """Read modes like :func:`parse_modes`, of which ``all`` stands for :func:`usual_modes`."""
+    _NUCLEUS.check("top_p", top_p)
+    if top_p < 1 and temperature is None:
+        raise LossyValueError(f"`top_p` is {top_p}, but without a `temperature` nothing is drawn; leave it out")
     modes = []
     for name in split(text, ","):
         all_rules = name.strip() == "all"
@@ -288,7 +319,7 @@ def _mode(text: str, gamma: int | str | None, temperature: float | None) -> Deco
     spelt = Spelling.read(by_name(text), "modes")
     name, own = spelt.mode, spelt.gamma
     gamma = gamma if own is None else own
-    if own == 0 and name != "lossless":
+    if gamma == 0 and name not in ("plain", "draft", "lossless"):
         raise LossyValueError(f"`modes` has {text!r}, but only 'lossless@0' runs without drafts; take 1 token or more")
     if name in ("plain", "draft") and spelt.config:
         raise LossyValueError(f"`modes` has to name {name!r} without settings, but is {text!r}")

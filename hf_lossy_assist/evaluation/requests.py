@@ -170,7 +170,7 @@ def run_request(
         seconds = clock() - started
     stats = getattr(output, "lossy_stats", None)
     width = batch.ids.shape[1]
-    rows = [until_end(row[width:], pair.target, batch.ending) for row in output.sequences]
+    rows = [until_end(row[width:], mode.generating(pair), batch.ending) for row in output.sequences]
     if stats is not None:
         work = [(row.rounds, row.accepted, row.accepted_lossy) for row in stats.rows]
         drafted = [row.drafted for row in stats.rows]
@@ -178,7 +178,7 @@ def run_request(
         # Transformers' own loops have no statistics. There every call of the target is a round, and all of its tokens
         # but one were drafted. Batches are decoded by the target alone there, so a row has as many rounds as tokens.
         work = [(min(len(calls), len(row)), max(0, len(row) - len(calls)), 0) for row in rows]
-        drafted = [len(drafts) if mode.gamma else 0 for _ in rows]
+        drafted = None if mode.gamma and pair.only_looks_up else [len(drafts) if mode.gamma else 0 for _ in rows]
     return Response(rows, seconds, work, drafted, stats)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from statistics import fmean
 from types import MappingProxyType
@@ -44,7 +44,6 @@ class ModeScore:
     tokens_per_answer: float
     tokens_apart: Interval | None  # from the reference's on the same problems; None for the reference itself
     seconds_per_answer: float | None
-    seconds_apart: Interval | None
     cut_off: float  # the share of answers that ended at the limit of their length
     speed: Speed | None = None
     lossless: bool = False  # whether a lossy rule decides as the lossless one here
@@ -59,8 +58,8 @@ def baselines_of(modes: Iterable[DecodingMode]) -> dict[str, list[str]]:
     """Return the labels of the modes that speeds are compared with: of this process, and by the target's own law."""
     own = [mode for mode in modes if mode.engine is None and mode.answers == "target"]
     return {
-        "plain": [mode.label for mode in own if mode.gamma is None],
-        "stock": [mode.label for mode in own if mode.rule is None and mode.gamma is not None],
+        "plain": [mode.label for mode in own if mode.is_alone],
+        "stock": [mode.label for mode in own if mode.is_stock],
         "lossless": [mode.label for mode in own if mode.rule == "lossless"],
     }
 
@@ -120,15 +119,14 @@ def _score(
     apart = (0.0, 0.0, 0.0)
     if compared and scored:
         apart = paired_interval([a.score for a, _ in compared], [b.score for _, b in compared])
-    timed = [pair for pair in compared if None not in (pair[0].seconds, pair[1].seconds)]
     seconds = None if speed is None else sum(answer.seconds for answer in own.values())
     return ModeScore(
         label, fmean(answer.score for answer in own.values()) if scored else None, len(own), *apart,
         *((accepted / rounds, tokens / rounds) if rounds else (0.0, 0.0)),
         None if seconds is None else tokens / seconds, 100 * rounds / tokens if tokens else 0.0,
-        sum(a.text == b.text for a, b in both), tokens / len(own), _apart("tokens", compared),
-        None if seconds is None else seconds / len(own), None if seconds is None else _apart("seconds", timed),
-        cut / len(own), speed,
+        sum(a.text == b.text for a, b in both), tokens / len(own),
+        interval([a.tokens - b.tokens for a, b in compared]) if compared else None,
+        None if seconds is None else seconds / len(own), cut / len(own), speed,
     )  # fmt: skip
 
 
@@ -149,7 +147,3 @@ def _times(own: _Calls, other: _Calls) -> Interval | None:
     """Return the ratio of the speeds of two modes on the calls of both."""
     common = sorted(own.keys() & other.keys())
     return times_as_fast([own[i] for i in common], [other[i] for i in common]) if common else None
-
-
-def _apart(name: str, compared: Sequence[tuple[Answer, Answer]]) -> Interval | None:
-    return interval([getattr(a, name) - getattr(b, name) for a, b in compared]) if compared else None

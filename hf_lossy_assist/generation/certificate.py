@@ -123,7 +123,7 @@ class Certificate(_Typed):
                 "calibrate or download it again"
             ) from error
 
-    def save(self, folder: Path, heads: Mapping[str, Any] = MappingProxyType({})) -> None:
+    def save(self, folder: str | Path, heads: Mapping[str, Any] = MappingProxyType({})) -> None:
         """Write the certificate and, for a chosen setting, its generation configuration and heads.
 
         ``heads`` has the certified heads, or their places, by rule.
@@ -134,9 +134,10 @@ class Certificate(_Typed):
                 f"`heads` has to have the certified heads of {sorted(self.heads)}, but has heads of {sorted(sums)}, or "
                 "other weights; give the calibrated heads"
             )
-        folder.mkdir(parents=True, exist_ok=True)
+        (folder := Path(folder)).mkdir(parents=True, exist_ok=True)
         write_json(folder / CERTIFICATE, {key: value for key, value in asdict(self).items() if key != "source"})
         if self.chosen is None:
+            (folder / GENERATION_CONFIG).unlink(missing_ok=True)  # of an earlier calibration
             return
         for rule, head in used.items():
             head.save_pretrained(folder / rule)

@@ -134,8 +134,8 @@ def read_settings(items: Iterable[str], argument: str) -> dict[str, Any]:
         path, equals, value = item.partition("=")
         *rule, key = path.split(".")
         settings = found.setdefault(rule[0], {}) if len(rule) == 1 else found
-        if not equals or not key or len(rule) > 1 or not isinstance(settings, dict):
-            form = "settings KEY=VALUE or RULE.KEY=VALUE"
+        if not equals or not key or len(rule) > 1 or not isinstance(settings, dict) or key in settings:
+            form = "settings KEY=VALUE or RULE.KEY=VALUE, each once"
             raise LossyValueError(f"`{argument}` has to have {form}, but has {brief(item)}")
         settings[key] = json_or_text(value)
     return found

@@ -52,6 +52,10 @@ class Pair:
     eagle3: Eagle3 | None = None  # a head that drafts for the target, in the draft's place
     dflash: DFlash | None = None  # another one, which drafts a block at once
 
+    def __post_init__(self) -> None:
+        if self.draft is not None and self.draft is self.target:
+            raise LossyValueError("`draft` has to be another model than the target, which is no faster than itself")
+
     def __repr__(self) -> str:
         kinds = {role: type(model).__name__ for role in ROLES if (model := getattr(self, role)) is not None}
         shown = {**kinds, "task": self.task and self.task.name, "heads": [*self.heads], "lookup": self.lookup}
@@ -87,7 +91,6 @@ class Pair:
                 tokenizer = AutoTokenizer.from_pretrained(model or assistant)
             loaded = cls(None if model is None else load_model("model", model, dtype, device), tokenizer=tokenizer)
         else:
-            device = "cpu" if device == "auto" else device
             loaded = load(pair, dtype=dtype, device=device, folder=folder)
             dtype = dtype or loaded.target.dtype
         target, draft, kept = loaded.target, loaded.draft, loaded.heads

@@ -22,7 +22,7 @@ _NUMBER = re.compile(r"[\s$€£+−-]*\d[\d,]*(?:\.\d+)?(?:\s?/\s?\d+)?\s*%?")
 
 
 class Prompts(ListedTask):
-    """Texts to continue; if they have an ``answer`` each, it is right after normalisation.
+    """Texts to continue, each once; if they have an ``answer`` each, it is right after normalisation.
 
     Case, spaces and the marks around an answer do not count. A number is compared with the number that a response gives
     as its answer, as in GSM8K. Of a text that says "answer is", "answer:" or "####", the rest of that line is the

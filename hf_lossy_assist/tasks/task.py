@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -25,6 +26,10 @@ class Example:
     prompt: str  # the text to continue
     answer: str  # the reference, in the form that :meth:`Task.answer` returns
     solution: str = ""  # a full reference response, if the task has one
+
+    def digest(self, tokens: Sequence[int]) -> int:
+        """Return a number that tells the problem from others, given its prompt's tokens."""
+        return zlib.crc32(f"{[*tokens]}\0{self.answer}".encode())
 
 
 class Task(ABC):

@@ -16,13 +16,14 @@ from hf_lossy_assist import LossyUnsupportedError, LossyValueError, LossyVerific
 from hf_lossy_assist.calibration import Certificate, calibrate
 from hf_lossy_assist.cli.calibrate import outcome_table
 from hf_lossy_assist.evaluation.answers import Answer, AnswerStore
+from hf_lossy_assist.evaluation.calibrating import problems_needed
 from hf_lossy_assist.evaluation.evaluation import Evaluation
 from hf_lossy_assist.evaluation.modes import parse_modes
 from hf_lossy_assist.evaluation.tables import as_text
 from hf_lossy_assist.heads import JudgeHead
 from hf_lossy_assist.pairs import Pair
 from tests.acceptors.table import judge_head
-from tests.evaluation.parts import DRAFT, TARGET, Numbers, Words, evaluation, folder_of
+from tests.evaluation.parts import DRAFT, MODES, TARGET, Numbers, Words, evaluation, folder_of
 from tests.hub.server import LoopbackHub
 from tests.tiny_models import prompt, tiny
 
@@ -38,7 +39,7 @@ def answered(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def saved(answered: Path, tmp_path: Path) -> Path:
     certificate = calibrate(answered, max_loss=3)
-    certificate.save(tmp_path)
+    certificate.save(str(tmp_path))
     return tmp_path
 
 
@@ -164,7 +165,9 @@ def judged(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for mode in plan["modes"]:
         for i in range(100):
             store.add(Answer(mode, i, 1.0, 8, 4, 6, 1.0, "", 2))
-    for heads, message in ((None, "`heads` .* head of the rule 'judge'"), ({"judge": OTHER_HEAD}, "other weights")):
+    for heads, message in (
+        (None, "`heads` .* head of the rule 'judge'"), ({"judge": OTHER_HEAD}, "other weights or thresholds"),
+    ):  # fmt: skip
         with pytest.raises(LossyValueError, match=message):
             calibrate(folder / "answers", 10, heads=heads)
     certificate = calibrate(folder / "answers", 10, heads={"judge": HEAD})
@@ -173,6 +176,62 @@ def judged(tmp_path_factory: pytest.TempPathFactory) -> Path:
             certificate.save(folder, heads)
     certificate.save(folder, {"judge": HEAD})
     return folder
+
+
+def test_a_threshold_that_the_head_brings_is_the_tested_one(tmp_path: Path):
+    """Equal weights that were trained for another recall have another threshold: neither run goes on with the other."""
+    stricter = JudgeHead(replace(HEAD.config, threshold=0.1), HEAD.weight, HEAD.bias)
+    one, other = (
+        Evaluation(Pair(TARGET, DRAFT, Words(), Numbers(), {"judge": head}), parse_modes("plain,judge"), "plain", 100)
+        for head in (HEAD, stricter)
+    )
+    store = AnswerStore(tmp_path, one.plan())
+    with pytest.raises(LossyValueError, match=r"`judge` of `modes` was .*'threshold': 0\.5.*'threshold': 0\.1"):
+        AnswerStore(tmp_path, other.plan())
+    for mode in ("plain", "judge"):
+        for i in range(100):
+            store.add(Answer(mode, i, 1.0, 8, 4, 6, 1.0, "", 2))
+    with pytest.raises(LossyValueError, match="other weights or thresholds"):
+        calibrate(tmp_path, 10, heads={"judge": stricter})
+    assert calibrate(tmp_path, 10, heads={"judge": HEAD}).rule["threshold"] == 0.5
+
+
+def test_a_certificate_needs_no_other_head(judged: Path):
+    (mode,) = parse_modes(str(judged))
+    mode.check_heads({})
+    assert mode.described({"judge": OTHER_HEAD})["heads"] == {"judge": HEAD.checksum}
+    assert mode.heads_of({"judge": OTHER_HEAD}) is None
+
+
+def test_a_problem_that_is_asked_again_is_no_more_proof(tmp_path: Path):
+    class Same(Numbers):
+        def examples(self, split, n):
+            return super().examples(split, 1) * n
+
+    with pytest.warns(UserWarning, match="399 of the 400 prompts stand there before"):
+        same = replace(evaluation(400), pair=Pair(TARGET, DRAFT, Words(), Same()))
+    store = AnswerStore(tmp_path, same.plan())
+    for mode in MODES.split(","):
+        for i in range(400):
+            store.add(Answer(mode, i, float(i % 4 > 0 or mode == "plain"), 8, 4, 6, 1.0, "", 2))
+    found = calibrate(tmp_path, 50)
+    assert (found.chosen, found.problems) == (None, 1)
+    assert [(each.n, each.loss) for each in found.tested if each.outcome == "not certified"] == [(1, 25.0)] * 2
+    assert problems_needed(tmp_path, 50, 95)[0] == 1
+
+
+def test_answers_without_scores_are_refused(tmp_path: Path):
+    own = evaluation(4)
+    store = AnswerStore(tmp_path, own.plan())
+    store.add(Answer("plain", 0, None, 8, 4, 6, 1.0, "", 2))
+    with pytest.raises(LossyValueError, match="`folder` has to have scores, but its task 'numbers' has no right"):
+        calibrate(tmp_path)
+
+
+def test_what_certifies_nothing_leaves_no_older_setting(answered: Path, saved: Path):
+    calibrate(answered, max_loss=0.5).save(saved)
+    assert Certificate.load(saved).chosen is None
+    assert not (saved / "generation_config.json").exists()
 
 
 def run_saved(source: str) -> list[list[int]]:

@@ -11,16 +11,20 @@ import torch
 from accelerate import disk_offload
 
 import hf_lossy_assist
-from hf_lossy_assist import LossyValueError, enabled
+from hf_lossy_assist import LossyUnsupportedError, LossyValueError, enabled
 from hf_lossy_assist.evaluation import evaluation as module
 from hf_lossy_assist.evaluation.answers import RESULTS, AnswerStore, load_answers
 from hf_lossy_assist.evaluation.evaluation import Evaluation, reference_of
 from hf_lossy_assist.evaluation.modes import DecodingMode, parse_modes
+from hf_lossy_assist.evaluation.requests import Response
 from hf_lossy_assist.evaluation.scores import mode_scores
 from hf_lossy_assist.pairs import Pair
 from hf_lossy_assist.store.folder import Process
 from hf_lossy_assist.tasks import Arithmetic
+from hf_lossy_assist.tasks.prompts import PromptList
+from tests.acceptors.table import judge_head
 from tests.eagle3_heads import layer, random_head
+from tests.evaluation.parts import Numbers, Words
 from tests.small_pair import PROBLEMS, changed
 from tests.tiny_models import resized
 
@@ -142,7 +146,7 @@ def test_the_folder_holds_answers_and_summary(pair, whole, tmp_path):
         assert list(entry) == [
             "score", "n", "difference", "low", "high", "mean_accepted", "tokens_per_round", "tokens_per_second",
             "target_calls_per_100_tokens", "same_texts", "tokens_per_answer", "tokens_apart", "seconds_per_answer",
-            "seconds_apart", "cut_off", "speed", "lossless",
+            "cut_off", "speed", "lossless",
         ]  # fmt: skip
         assert {"label": label, **entry} == json.loads(json.dumps(asdict(result.modes[label])))
         assert (entry["low"] < entry["high"]) is (label != "plain")
@@ -176,11 +180,14 @@ def test_what_modes_are_compared_with():
     ("change", "message"),
     [
         ({"modes": parse_modes("plain,plain")}, "every mode once"),
+        ({"modes": [*parse_modes("plain"), *parse_modes("topk", 3, 0.9)]}, "`modes` have to draw at one `temperature`"),
         ({"reference": "judge"}, "`reference` has to be one of"),
         ({"modes": parse_modes("plain,judge")}, r"`modes` has 'judge', .* head; .* `heads`"),
         ({"limit": 0}, "`limit` has to be an int >= 1, but is 0"),
         ({"limit": 2.5}, "`limit` has to be an int >= 1, but is 2.5"),
         ({"batch_size": 0}, "`batch_size` has to be an int >= 1, but is 0"),
+        ({"max_new_tokens": 0}, "`max_new_tokens` has to be an int >= 1 or None, but is 0"),
+        ({"seed": -1}, "`seed` has to be an int >= 0, but is -1"),
         ({"draft": None}, "`draft` has to be given for the mode 'stock'"),
         ({"task": Nothing()}, "`split` has to be one with problems"),
         ({"draft": None, "lookup": 1, "modes": parse_modes("plain,topk@auto")}, "'topk@auto'.* a number"),
@@ -215,6 +222,9 @@ def test_prompt_lookup_drafts_without_a_model(pair):
     result = hf_lossy_assist.evaluate(pair.target, modes=modes, **options)
     texts = {label: [a.text for a in result.answers if a.mode == label] for label in result.modes}
     assert texts["plain"] == texts["stock"] == texts["lossless"]
+    drafted = {answer.mode: answer.drafted for answer in result.answers}
+    assert (drafted["plain"], drafted["stock"]) == (0, None), "transformers' loop does not tell"
+    assert drafted["lossless"] > 0
     assert max(result.modes[mode].mean_accepted for mode in ("lossless", "topk:k=3")) > 0
     asked = [mode.keywords(Pair(pair.target, lookup=True), 0) for mode in parse_modes("plain,stock,topk@2", 4)]
     assert [keywords.get("prompt_lookup_num_tokens") for keywords in asked] == [None, 4, 2]
@@ -283,15 +293,68 @@ def test_modes_may_be_a_list_of_texts(pair):
 
 
 @pytest.mark.parametrize(("given", "said"), [
-    ({"modes": [3]}, "`modes` has to be a text or a list of modes, but has 3"),
+    ({"modes": [3]}, r"`modes` has to be a text or a list of modes, but is \[3\]"),
+    ({"modes": []}, r"`modes` has to be a text or a list of modes, but is \[\]"),
+    ({"gamma": 0, "modes": "plain,stock"}, "`modes` has 'stock', but only 'lossless@0' runs without drafts"),
+    ({"gamma": 0, "modes": "plain,topk"}, "`modes` has 'topk', but only 'lossless@0' runs without drafts"),
+    ({"top_p": 0.5}, r"`top_p` is 0\.5, but without a `temperature` nothing is drawn"),
+    ({"top_p": 0.0, "temperature": 1.0}, r"`top_p` has to be a number > 0 and <= 1, but is 0\.0"),
+    ({"task": PromptList([[]])}, "`task` has to have prompts of one token or more"),
     ({"task": ["Hi"]}, r"`task` has to be a task or the name of one, but is a list; .*prompts\.txt"),
     ({"draft": "target"}, "`draft` has to be another model than the target"),
+    ({"reference": ""}, "`reference` has to be one of the modes"),
+    ({"heads": {"judge": "no/such/head"}}, "'no/such/head', which is neither a folder nor an id"),
+    ({"heads": {"judge": 3}}, r"`heads\['judge'\]` has to be a Hub id, a folder or a Head, but is 3"),
 ])  # fmt: skip
 def test_what_is_no_mode_task_or_draft_is_named(pair, given, said):
     options = {"tokenizer": pair.tokenizer, "task": pair.task, "modes": "plain", "draft": pair.draft, **given}
     options["draft"] = pair.target if options["draft"] == "target" else options["draft"]
     with pytest.raises(LossyValueError, match=said):
         hf_lossy_assist.evaluate(pair.target, **options)
+
+
+def test_heads_may_be_named_and_have_names_of_their_own(models, tmp_path, monkeypatch):
+    monkeypatch.setattr(Evaluation, "complete", lambda self, out: self)
+    head = judge_head(models.target, models.draft)
+    head.save_pretrained(tmp_path)
+    options = {"tokenizer": Words(), "task": Numbers(), "modes": "all"}
+    for heads in ({"mine": head}, {"judge": str(tmp_path)}):
+        found = hf_lossy_assist.evaluate(models.target, models.draft, heads=heads, **options)
+        assert "judge" in [mode.label for mode in found.modes]
+        assert found.pair.rule_heads["judge"].checksum == head.checksum
+
+
+def test_prompts_that_stand_there_twice_are_said(pair):
+    twice = replace(pair, task=PromptList(["one", [3, 4], "one", [3, 4]]))
+    with pytest.warns(UserWarning, match="2 of the 4 prompts stand there before"):
+        Evaluation(twice, parse_modes("plain"), "plain")
+
+
+def test_times_of_other_threads_are_not_compared_in_silence(models, tmp_path, monkeypatch, recwarn):
+    options = {"tokenizer": Words(), "task": Numbers(), "modes": "plain", "max_new_tokens": 2, "out": tmp_path}
+    for limit in (1, 2):
+        hf_lossy_assist.evaluate(models.target, limit=limit, **options)
+    assert not [one for one in recwarn if "threads" in str(one.message)]
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 77)
+    with pytest.warns(UserWarning, match="times of several machines or numbers of threads"):
+        hf_lossy_assist.evaluate(models.target, limit=3, **options)
+
+
+def test_processes_that_share_a_model_can_t_share_problems(evaluation, monkeypatch):
+    monkeypatch.setattr(evaluation.pair.target, "_tp_size", 2, raising=False)
+    with pytest.raises(LossyUnsupportedError, match="share one model"):
+        replace(evaluation, process=Process(0, 2))
+    replace(evaluation)
+
+
+@pytest.mark.parametrize(("ends", "cut"), [((), True), (("9 7",), False), (("never said",), True)])
+def test_an_answer_that_a_string_ends_is_not_cut_off(models, ends, cut):
+    (task := Numbers()).ends = ends
+    modes, response = parse_modes("plain"), Response([torch.tensor([5, 6, 9, 7])], 1.0, [(4, 0, 0)])
+    own = Evaluation(replace(models, tokenizer=Words(), task=task), modes, "plain", 1)
+    (found,) = own._answers_of(modes[0], 0, response, AnswerStore())
+    assert found.cut is cut
+    assert own.tokens_of(found) == [5, 6, 9, 7]
 
 
 def test_a_draft_that_lacks_tokens_is_said(pair):

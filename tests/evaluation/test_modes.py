@@ -10,11 +10,14 @@ from unittest import mock
 
 import pytest
 import torch
+from transformers import GenerationConfig
 
 from hf_lossy_assist.acceptors import REGISTRY, head_type
 from hf_lossy_assist.errors import LossyUnsupportedError, LossyValueError
+from hf_lossy_assist.evaluation.evaluation import reference_of
 from hf_lossy_assist.evaluation.modes import DecodingMode, by_name, parse_modes, usual_modes
 from hf_lossy_assist.evaluation.requests import PromptBatch, run_request
+from hf_lossy_assist.evaluation.scores import baselines_of
 from hf_lossy_assist.generation.config import LossyConfig
 from hf_lossy_assist.pairs import Pair
 from tests import eagle3_heads
@@ -78,6 +81,7 @@ def test_several_rules_share_a_dict_of_heads(judged):
     both = DecodingMode("both", ["judge", "topk"], {"topk": {"k": 2}}, 4)
     assert both.keywords(judged, 7)["lossy_head"] == judged.heads
     assert both.keywords(judged, 7)["lossy_config"] == {"topk": {"k": 2}, "seed": 7}
+    assert parse_modes("topk:seed=3")[0].keywords(judged, 7)["lossy_config"] == {"seed": 3}
     assert run_request(judged, both, batch(), 12).stats.accepted_by.keys() == {"judge", "topk"}
     assert DecodingMode(rule={"all_of": ["judge", "topk"]}).rules == both.rules == ["judge", "topk"]
     assert (PLAIN.rules, DecodingMode(rule="topk").rules) == ([], ["topk"])
@@ -152,6 +156,22 @@ def test_transformers_own_drafts_on_a_static_cache(models, monkeypatch):
     kinds = [type(cache).__name__ for cache in caches]
     assert kinds[-1] == "DynamicCache"
     assert kinds[0] == ("StaticCache" if name == "cache" else "DynamicCache")
+
+
+def test_a_saved_rule_without_a_draft_length_is_no_target_alone(tmp_path):
+    GenerationConfig(lossy_mode="topk").save_pretrained(tmp_path)
+    (stored,) = parse_modes(str(tmp_path))
+    assert (stored.rule, stored.gamma, stored.is_alone) == ("topk", "auto", False), "as `generate()` reads the file"
+    assert reference_of([stored, *parse_modes("lossless")]) == "lossless"
+    for mode in (stored, DecodingMode("own", "topk", {"k": 2})):
+        assert mode.config["lossy_mode"] == "topk"
+        assert mode.label not in baselines_of([mode])["plain"]
+    GenerationConfig(lossy_mode="topk", do_sample=True, top_k=0).save_pretrained(tmp_path)
+    assert parse_modes(str(tmp_path))[0].temperature == 1.0
+    for more in ({"top_k": 3}, {"top_p": 0.5}):
+        GenerationConfig(lossy_mode="topk", do_sample=True, **{"top_k": 0, **more}).save_pretrained(tmp_path)
+        with pytest.raises(LossyValueError, match="draws by `top_k` or `top_p`"):
+            parse_modes(str(tmp_path))
 
 
 @pytest.mark.parametrize(

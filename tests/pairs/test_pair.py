@@ -111,6 +111,14 @@ def test_a_device_that_is_not_here_is_named_before_anything_is_read(device):
             load("qwen-coder", device=device)
 
 
+def test_a_pair_may_be_spread_over_devices(tiny_pair_folder):
+    assert not hasattr(pairs.load("arithmetic", folder=tiny_pair_folder).target, "hf_device_map")
+    for loaded in (
+        pairs.Pair.load("arithmetic", folder=tiny_pair_folder, device="auto", assistant=x) for x in (None, "draft")
+    ):
+        assert all(hasattr(model, "hf_device_map") for model in (loaded.target, loaded.draft))
+
+
 def test_a_draft_that_means_other_tokens_by_its_numbers_is_refused(tiny_pair_folder, tmp_path):
     target, draft = (str(tiny_pair_folder / role) for role in pairs.ROLES)
     shutil.copytree(draft, tmp_path, dirs_exist_ok=True)
