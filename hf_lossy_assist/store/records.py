@@ -18,7 +18,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 import numpy as np
 from safetensors.numpy import load, save
 
-from ..errors import LossyValueError, warn
+from ..errors import LossyValueError, brief, warn
 from .folder import MANIFEST, append_lines, folder_lock, read_lines, read_manifest, write_json, write_whole
 
 Row = TypeVar("Row")
@@ -176,11 +176,11 @@ class Records(Generic[Row]):
                         if old.get(key) != new.get(key)
                     ]
                     plan[name] = {**old, **new}
-                elif name in self.growing:
+                elif name in self.growing and old is not None:
                     found += [f"the {name} are other ones"] * any(a != b for a, b in zip(old, new, strict=False))
                     plan[name] = max(old, new, key=len)
                 elif old != new:
-                    found.append(f"`{name}` was {old!r} and is {new!r}")
+                    found.append(f"`{name}` was {brief(old)} and is {brief(new)}")
             if found:
                 raise LossyValueError(
                     f"`out` has to be a new folder or hold data of the same settings, but in {str(self.folder)!r} "

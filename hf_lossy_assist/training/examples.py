@@ -268,7 +268,11 @@ def _load(folder: str | Path, kind: str) -> Mined:
 def _arrays(mined: Mined, columns: Sequence[str]) -> Mapping[str, NDArray[Any]]:
     if missing := [name for name in columns if name not in mined.tokens]:
         raise LossyValueError(f"`data` has to have the columns {missing}, but has {[*mined.tokens]}; mine again")
-    return {name: mined.tokens[name] for name in columns}
+    # A prompt that was mined twice is one: a head must not be judged on a prompt that it has seen.
+    first: dict[Any, int] = {}
+    owners = {row.id: first.setdefault(row.prompt or row.id, row.id) for row in mined.prompts}
+    owned = np.array([owners[id] for id in mined.tokens["prompt_id"].tolist()], dtype=np.int64)
+    return {name: owned if name == "prompt_id" else mined.tokens[name] for name in columns}
 
 
 def _origin(mined: Mined, folder: str | Path, target: ModelIdentity | None) -> Origin:

@@ -7,10 +7,11 @@ from typing import Annotated
 
 import numpy as np
 
+from ..errors import LossyValueError
 from ..heads import JudgeHead, ThresholdRow, VerifierConfig, VerifierHead, VerifierRow, columns, fold
 from ..heads.judge_head import POSITIONS as JUDGE_POSITIONS
 from ..heads.verifier_head import POSITIONS as VERIFIER_POSITIONS
-from ..values import POSITIVE, Checked, Probability, Rule
+from ..values import POSITIVE, PROBABILITY, Checked, Rule, is_number, or_none
 from .examples import Examples, Origin, Ratios, check
 from .validation import (
     RECALLS,
@@ -22,6 +23,8 @@ from .validation import (
     recall_and_skipped,
 )
 
+_SHARE = Rule("a number above 0 and at most 1", lambda x: is_number(x) and 0 < x <= 1)
+
 
 @dataclass(frozen=True)
 class JudgeSettings(Checked):
@@ -30,7 +33,7 @@ class JudgeSettings(Checked):
     models: str = "target"
     positions: str | None = None  # None: "previous" or "draft", whichever is better out of fold
     # The share of important tokens that the default threshold has to find, out of fold.
-    recall: Annotated[float, Rule("above 0 and at most 1", lambda x: 0 < x <= 1)] = 0.9
+    recall: Annotated[float, _SHARE] = 0.9
     strengths: tuple[float, ...] = STRENGTHS  # the grid of scikit-learn's ``C``
     seed: int = 0  # of the folds
 
@@ -87,11 +90,19 @@ class VerifierSettings(Checked):
     position: Annotated[
         str | None, Rule(f"one of {[*VERIFIER_POSITIONS]} or None", (*VERIFIER_POSITIONS, None).__contains__)
     ] = None
-    threshold: Probability = 0.5  # a token is committed iff the head's probability is above it
-    # The share of acceptable tokens that has to be committed, out of fold: chooses the threshold.
-    recall: Annotated[float | None, Rule("above 0 and at most 1, or None", lambda x: x is None or 0 < x <= 1)] = None
+    # A token is committed iff the head's probability is above it; 0.5 by default.
+    threshold: Annotated[float | None, or_none(PROBABILITY)] = None
+    # Instead of it: the share of acceptable tokens that has to be committed, out of fold.
+    recall: Annotated[float | None, or_none(_SHARE)] = None
     strengths: tuple[float, ...] = STRENGTHS  # the grid of scikit-learn's ``C``
     seed: int = 0  # of the folds
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if None not in (self.threshold, self.recall):
+            raise LossyValueError(
+                f"`recall` chooses the threshold, but `threshold` is {self.threshold}; leave out either"
+            )
 
     @property
     def positions(self) -> tuple[str, ...]:
@@ -120,7 +131,8 @@ def train_verifier(
         # A token of this probability is still above the threshold just below it.
         return float(np.nextafter(largest_threshold(examples, scores, recall), 0.0))
 
-    threshold = settings.threshold if settings.recall is None else threshold_for(settings.recall)
+    usual = 0.5 if settings.threshold is None else settings.threshold
+    threshold = usual if settings.recall is None else threshold_for(settings.recall)
     tpr, fpr = rates(examples, scores, threshold)
     weight, bias = fold(**found.linear)
     config = VerifierConfig(

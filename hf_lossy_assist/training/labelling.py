@@ -11,7 +11,7 @@ from functools import cached_property
 from itertools import chain
 from pathlib import Path
 from types import NoneType
-from typing import Any, ClassVar, Self
+from typing import Annotated, Any, ClassVar, Self
 
 import numpy as np
 from transformers import PreTrainedModel
@@ -25,7 +25,7 @@ from ..store.folder import Process, claimed
 from ..store.records import Records
 from ..tasks import Example
 from ..tasks.api_model import ApiModel
-from ..values import Checked, Count, Text
+from ..values import ONE_OR_MORE, Checked, Count, Text
 from .choice import Choice, DraftArgmax, Greedy, GumbelMax
 from .writing import Prompt, ResponseLimits
 
@@ -63,6 +63,7 @@ class LabelFolder(Records[PromptLabels]):
 
     row_type, command, file = PromptLabels, "mine", "prompts.jsonl"
     kinds = {"kind": str, "task": str, "target": (dict, NoneType), "draft": dict, "settings": dict}  # noqa: RUF012
+    growing = frozenset({"problems"})
 
 
 @dataclass(frozen=True, eq=False)
@@ -128,7 +129,7 @@ class Labels(Checked, ABC):
 
 
 @dataclass(frozen=True, eq=False)
-class Labelling:
+class Labelling(Checked):
     """A task's prompts, the models that read them, and all that their labels depend on.
 
     Parameters
@@ -159,15 +160,16 @@ class Labelling:
     pair: Pair
     labels: Labels
     api: ApiModel | None = None
-    limit: int = 1000
+    limit: Annotated[int, ONE_OR_MORE] = 1000
     split: str | None = None
-    batch_size: int = 32
-    max_new_tokens: int = 160
-    seed: int = 0
+    batch_size: Annotated[int, ONE_OR_MORE] = 32
+    max_new_tokens: Annotated[int, ONE_OR_MORE] = 160
+    seed: Count = 0
     settings: Mapping[str, Any] = field(default_factory=dict)
     process: Process = field(default_factory=Process)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.pair.target is None and self.api is None:
             raise LossyValueError("`target` has to be a model, or `api` the target behind an API, but neither is given")
         self.labels.check(self)
@@ -252,12 +254,13 @@ class Labelling:
             "task": self.pair.task.name,
             **self.pair.identity,
             "settings": settings,
+            "problems": [one.digest(self.pair.task.encode(one, self.pair.tokenizer)) for one in self.examples],
         }
 
 
 def mine(
     labelling: Labelling,
-    out: Path,
+    out: str | Path,
     *,
     provenance: Mapping[str, Any] | None = None,
 ) -> list[PromptLabels]:
@@ -279,7 +282,7 @@ def mine(
     LossyValueError
         If the folder has labels of other settings, or if the task fails at each of the first prompts.
     """
-    miner = labelling.labels.miner(labelling)
+    miner, out = labelling.labels.miner(labelling), Path(out)
     with claimed(out, labelling.process):
         store = LabelFolder(out, {**labelling.record(), "runs": [dict(provenance or {})]})
         prompts = labelling.prompts([id for id in store.done() if store[id].status != FAILED])

@@ -201,9 +201,9 @@ class Trained:
     probabilities: NDArray[np.floating]
     fitted: NDArray[np.floating]
 
-    def save(self, folder: Path) -> None:
+    def save(self, folder: str | Path) -> None:
         """Write the head, its model card and its ROC curves into ``folder``."""
-        folder.mkdir(parents=True, exist_ok=True)
+        (folder := Path(folder)).mkdir(parents=True, exist_ok=True)
         # Without pyplot, which would choose a window system and keep every figure alive.
         from matplotlib.figure import Figure
         from sklearn.metrics import roc_curve

@@ -145,4 +145,4 @@ def labelling(parts: Parts, limit: int, **more) -> Labelling:
 
 def run(folder, work: Labelling) -> list[int]:
     """Return the prompts that a run has labelled, in order."""
-    return sorted(row.id for row in mine(work, folder))
+    return sorted(row.id for row in mine(work, str(folder)))

@@ -59,6 +59,21 @@ def test_folders_are_read_together(tmp_path):
         read_together([*folders, again])
 
 
+@pytest.mark.parametrize(("write", "read"), [
+    (lambda folder: write_judged(folder, judged(prompts=6)), lambda folder: read_judged(folder).examples.prompts),
+    (lambda folder: write_ratios(folder, ratios(prompts=6)), lambda folder: read_ratios(folder)[0].prompts),
+])  # fmt: skip
+def test_a_prompt_that_was_mined_twice_is_one(tmp_path, write, read):
+    """No fold may judge tokens of a text that others are fitted to."""
+    plan = LabelFolder(write(tmp_path)).plan
+    before, store = read(tmp_path), LabelFolder(tmp_path, plan)
+    first, *_, last = store
+    store.add(replace(last, prompt=first.prompt), **store.arrays(last.id))
+    after = read(tmp_path)
+    assert len(np.unique(before)) == 6
+    assert (np.sort(after) == np.sort(np.where(before == last.id, first.id, before))).all()
+
+
 def test_ratios(tmp_path):
     data = ratios(prompts=20)
     found, origin = read_ratios(write_ratios(tmp_path, data))

@@ -102,8 +102,9 @@ def test_a_task_that_always_raises_stops_the_run(tmp_path):
     with pytest.raises(LossyValueError, match=r"`task`.*first 10 prompts.*ZeroDivisionError: no idea"):
         run(tmp_path, labelling(parts, 40))
     assert len(load_mined(tmp_path).prompts) == 10
-    with pytest.raises(LossyValueError, match="`split`"):
-        run(tmp_path, labelling(parts, 0))
+    for name in ("limit", "batch_size", "max_new_tokens"):
+        with pytest.raises(LossyValueError, match=f"`{name}` has to be an int >= 1, but is 0"):
+            dataclasses.replace(labelling(parts, 4), **{name: 0})
     # One success is enough to go on.
     first = parts.task.examples("train", 1)[0].prompt
     parts.task.moods = lambda example: example.prompt != first

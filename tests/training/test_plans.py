@@ -77,6 +77,26 @@ def test_another_plan_is_refused_and_named(tmp_path, changes, named):
     assert (tmp_path / "manifest.json").read_text() == before
 
 
+class Shifted(Checksum):
+    def examples(self, split, n):
+        return super().examples(split, n + 1)[1:]
+
+
+class Answered(Checksum):
+    def examples(self, split, n):
+        return [dataclasses.replace(one, answer="1") for one in super().examples(split, n)]
+
+
+@pytest.mark.parametrize("task", [Shifted(), Answered()])
+def test_other_problems_are_refused_and_more_are_not(tmp_path, task):
+    open_run(tmp_path, PLAN, {})
+    open_run(tmp_path, dataclasses.replace(PLAN, limit=6), {})
+    open_run(tmp_path, dataclasses.replace(PLAN, limit=2), {})
+    assert len(json.loads((tmp_path / "manifest.json").read_text())["problems"]) == 6
+    with pytest.raises(LossyValueError, match="the problems are other ones"):
+        open_run(tmp_path, changed(PLAN, task=task), {})
+
+
 def test_a_plan_without_a_target_is_one_too(tmp_path):
     plan = changed(PLAN, target=None, api=API)
     open_run(tmp_path, plan, {})

@@ -72,7 +72,7 @@ def test_a_lambda_below_one(tmp_path):
     assert 0 < labels.sum() < data.labelled(1.0).labels.sum()
     settings = VerifierSettings(ratio=ratio, position="token", strengths=QUICK)
     trained = train_verifier(data, ORIGIN, settings)
-    trained.save(tmp_path / "head")
+    trained.save(str(tmp_path / "head"))
     assert (tmp_path / "head" / ROC).stat().st_size > 1000
     head = VerifierHead.from_pretrained(tmp_path / "head")
     assert head.config == trained.head.config
@@ -101,9 +101,14 @@ def test_a_state_that_is_not_read_may_be_broken():
 @pytest.mark.parametrize(("kind", "settings"), [
     *((VerifierSettings, {"ratio": ratio}) for ratio in (0.0, -1.0, np.nan, np.inf)),
     (VerifierSettings, {"position": "draft"}), (VerifierSettings, {"recall": 0.0}), (JudgeSettings, {"recall": 0}),
-    (JudgeSettings, {"positions": "next"}), (JudgeSettings, {"models": "both2"}),
+    (JudgeSettings, {"positions": "next"}), (JudgeSettings, {"models": "both2"}), (JudgeSettings, {"recall": "0.9"}),
 ])  # fmt: skip
 def test_settings_out_of_range(kind, settings):
     (name,) = settings
     with pytest.raises(LossyValueError, match=f"`{name}`"):
         kind(**settings)
+
+
+def test_a_threshold_is_chosen_in_one_way():
+    with pytest.raises(LossyValueError, match=r"`recall` chooses the threshold, but `threshold` is 0\.5"):
+        VerifierSettings(threshold=0.5, recall=0.9)
