@@ -55,6 +55,9 @@ def main(words: Sequence[str] | None = None) -> None:
     """Run the command line; errors of this package and of the system are one line, and the status is 2."""
     # Hide file and line: they point into the library.
     warnings.formatwarning = lambda message, *_, **__: printable(f"warning: {message}\n")
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):  # what a terminal or a file can't hold is shown as ?
+            stream.reconfigure(errors="replace")
     words = sys.argv[1:] if words is None else [*words]
     try:
         run(words)

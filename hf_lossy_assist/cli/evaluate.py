@@ -51,7 +51,7 @@ def evaluate(
                 return own
             return vllm.modes(own) if measuring.engine == "vllm" else [*own, *vllm.modes(filter(vllm_has, own))]
 
-        listed(models.heads)  # before models are loaded
+        models.check_heads(listed(models.heads))  # before models are loaded
         pair = models.load(lookup, models.heads)
         screen = Console()
         try:

@@ -15,7 +15,6 @@ from .console import Console, figures_table
 
 if TYPE_CHECKING:
     from ..evaluation.modes import DecodingMode
-    from ..pairs import Pair
 
 
 def generate(
@@ -53,15 +52,15 @@ def generate(
     lookup, heads = decoding.prompt_lookup, models.heads
     example = options.shown(prompt, models.pair)
     chosen = one_mode(mode, None if decoding.gamma is None else decoding.length(models))
-    if unused := [rule for rule in heads if rule not in chosen.rules]:
-        raise LossyValueError(f"`--head` is for the rule {unused[0]!r}, which is not in `--mode`; leave it out")
+    chosen.check_draft(model=models.has_draft(lookup), lookup=lookup is not None)
+    models.check_heads([chosen], "--mode")
     if decoding.seed is not None:
         chosen = replace(chosen, settings={"seed": decoding.seed, **chosen.settings})
         set_seed(decoding.seed)
     if models.pair is None or all(rule in heads for rule in head_users(chosen.rule)):
         fields_of(chosen, heads)  # else the pair may bring a head
     pair, screen = models.load(lookup, heads), Console()
-    keywords = fields_of(chosen, pair.rule_heads) | drafting_of(chosen, pair)
+    keywords = fields_of(chosen, pair.rule_heads) | chosen.drafting(pair)
     if prompt is None:
         screen.print(Text(example.prompt, style="dim"), soft_wrap=True)
     ids = pair.encode(example.prompt)
@@ -69,6 +68,7 @@ def generate(
         output = pair.target.generate(
             input_ids=torch.tensor([ids], device=device_of(pair.target)),
             **keywords,
+            tokenizer=pair.tokenizer,
             max_new_tokens=max_new_tokens,
             do_sample=decoding.sample,
             **{name: value for name in ("temperature", "top_p") if (value := getattr(decoding, name)) is not None},
@@ -97,22 +97,9 @@ def one_mode(text: str, gamma: int | str | None) -> DecodingMode:
 
 
 def fields_of(mode: DecodingMode, known: dict[str, Any]) -> dict[str, Any]:
-    """Return the lossy fields of ``generate()`` once they are checked; a certificate brings its own heads."""
+    """Return the lossy fields of ``generate()`` once they are checked."""
     from ..generation.config import LossyConfig
 
-    head = mode.heads_of({} if "certificate" in mode.settings else known)
-    fields = {"lossy_mode": mode.rule, "lossy_config": dict(mode.settings), "lossy_head": head}
+    fields = {"lossy_mode": mode.rule, "lossy_config": dict(mode.settings), "lossy_head": mode.heads_of(known)}
     LossyConfig.from_fields(*fields.values())
     return fields
-
-
-def drafting_of(mode: DecodingMode, pair: Pair) -> dict[str, Any]:
-    """Return the keywords of ``generate()`` for drafting, by a model or by prompt lookup."""
-    keywords: dict[str, Any] = {"tokenizer": pair.tokenizer}
-    if pair.lookup:
-        keywords["prompt_lookup_num_tokens"] = pair.lookup
-    if pair.draft is not None:
-        keywords["assistant_model"] = pair.draft
-        if mode.gamma is not None:
-            keywords["num_assistant_tokens"] = mode.gamma
-    return keywords

@@ -54,7 +54,7 @@ def inspect(
     from ..inspection import InspectedText, InspectionPage
 
     example = options.shown(prompt, models.pair)
-    decoding.modes(modes, models, models.heads, GAMMA)  # before models are loaded
+    models.check_heads(decoding.modes(modes, models, models.heads, GAMMA))  # before models are loaded
     pair = models.load(lookup, models.heads)
     longest = min(GAMMA, getattr(pair.draft, "longest", None) or GAMMA)  # a block is short
     named = decoding.modes(modes, models, pair.rule_heads, longest)

@@ -77,8 +77,7 @@ def mine(
     try:
         run(labelling, out, provenance=provenance(pair.draft.device, **counts))
     except KeyboardInterrupt:
-        done = len(load_mined(out).prompts)
-        screen.print(f"stopped; {done} prompts are in {out}, and the same command goes on from there")
+        screen.print(f"stopped; repeat the command to continue from {out}", soft_wrap=True)
         raise SystemExit(130) from None
     rows = load_mined(out).prompts
     if len(rows) < len(labelling.examples):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import inf
@@ -144,7 +144,7 @@ class Models:
             optional = (*optional, "--assistant")
         if self.draft_dtype is not None and (self.assistant == "mtp" or not self.has_draft(lookup)):
             raise LossyValueError(f"`--draft-dtype` {self.draft_dtype} needs a draft model; add `--assistant`")
-        if self.model is not None and self.model == self.assistant:
+        if self.model and self.assistant and os.path.realpath(self.model) == os.path.realpath(self.assistant):
             raise LossyValueError(f"`--assistant` has to be another model than `--model`, but both are {self.model!r}")
         missing = [f"`{name}`" for name, value in named.items() if value is None and name not in optional]
         if self.pair is None and missing:
@@ -174,6 +174,14 @@ class ModelsWithHeads(RoundedModels):
     def heads(self) -> dict[str, Head]:
         return read_heads(self.head)
 
+    def check_heads(self, modes: Iterable[DecodingMode], option: str = "--modes") -> None:
+        """Refuse a head that no mode uses; a certificate brings its own."""
+        using = {rule for mode in modes if "certificate" not in mode.settings for rule in mode.rules}
+        if unused := self.heads.keys() - using:
+            raise LossyValueError(
+                f"`--head` is for the rule {min(unused)!r}, of which `{option}` needs none; leave it out"
+            )
+
 
 def read_heads(items: Sequence[str]) -> dict[str, Head]:
     """Load the heads of ``--head SOURCE`` and ``--head RULE=SOURCE``, by rule."""
@@ -186,10 +194,12 @@ def read_heads(items: Sequence[str]) -> dict[str, Head]:
         name, equals, source = item.partition("=")
         if equals and name.isidentifier():
             check_name("RULE` of `--head", name, [x for x in REGISTRY if head_type(REGISTRY[x]) is not None])
-            heads[name] = place_rule_head(REGISTRY[name], source, "cpu")
+            head = place_rule_head(REGISTRY[name], source, "cpu")
         else:
             head = load_head(Head, item)
-            heads[head.config.rule] = head
+        if head.config.rule in heads:
+            raise LossyValueError(f"`--head` has to name one head for the rule {head.config.rule!r}, but names several")
+        heads[head.config.rule] = head
     return heads
 
 
@@ -210,18 +220,16 @@ class Prompts:
     split: str | None = None
     "The task's split; test by default, and for `mine` its first."
 
-    @property
-    def settings(self) -> dict[str, str]:
-        """The task's settings, as they are written; the task says which are texts."""
-        _, *parts = _SETTING.split(self.task or "")
-        return {key: value for key, _, value in (part.partition("=") for part in parts)}
-
     @cached_property
     def loaded(self) -> Task | None:
         """The task, or the file's prompts, if either is named."""
-        if self.task is not None:
-            return load(_SETTING.split(self.task)[0], self.data, **self.settings)
-        return None if self.data is None else OwnPrompts(self.data)
+        if self.task is None:
+            return None if self.data is None else OwnPrompts(self.data)
+        parts = [*_SETTING.split(f"task={self.task}"), *([] if self.data is None else [f"data={self.data}"])]
+        settings = dict(part.split("=", 1) for part in parts)  # as they are written: the task says which are texts
+        if len(settings) < len(parts):
+            raise LossyValueError(f"`--task` has to set each key once, `--data` included, but has {', '.join(parts)}")
+        return load(**settings)
 
     def chosen_split(self, default: str | None = "test") -> str | None:
         return self.split or default
@@ -289,6 +297,8 @@ class Drafting(Sampling):
     def length(self, models: Models, usual: int = 5) -> int | str:
         """Return the drafted tokens a round, where a mode does not say."""
         alone = None if models.has_draft(self.prompt_lookup) else self.prompt_lookup
+        if None not in (alone, self.gamma):
+            raise LossyValueError(f"`--gamma` {self.gamma} is for a draft model, but only `--prompt-lookup` drafts")
         return next(x for x in (alone, self.gamma, usual) if x is not None)
 
     def modes(self, text: str, models: Models, heads: Mapping[str, Head], usual: int = 5) -> list[DecodingMode]:

@@ -124,10 +124,10 @@ def verifier(
         ),
     ] = None,
     threshold: Annotated[
-        float,
+        float | None,
         must("from 0 to 1", lambda x: 0 <= x <= 1),
-        Parameter(help="A token is committed iff the head's probability is above this."),
-    ] = 0.5,
+        Parameter(help="A token is committed iff the head's probability is above this; 0.5 by default."),
+    ] = None,
     recall: Annotated[
         float | None, Parameter(help="Share of acceptable tokens that the threshold has to commit, instead of it.")
     ] = None,

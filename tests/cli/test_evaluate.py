@@ -58,7 +58,7 @@ def test_an_advice_is_an_option_of_the_command(bundled, tmp_path, monkeypatch):
 
 def test_models_and_a_task_of_one_s_own(tiny_pair_folder, tmp_path):
     problems = tmp_path / "test.jsonl"
-    problems.write_text('{"question": "What are 2 dozen?", "answer": "#### 24"}\n' * 2)
+    problems.write_text("".join(f'{{"question": "What are {i} dozen?", "answer": "#### {12 * i}"}}\n' for i in (2, 3)))
     models = ("--model", str(tiny_pair_folder / "target"), "--assistant", str(tiny_pair_folder / "draft"))
     task = ("--task", "gsm8k", "--data", str(problems))
     drawn = ("--sample", "--temperature", "1.2", "--top-p", "0.9", "--out", str(tmp_path / "out"))
@@ -74,8 +74,8 @@ def test_models_and_a_task_of_one_s_own(tiny_pair_folder, tmp_path):
 
 @pytest.mark.parametrize("named", [False, True])
 def test_prompt_lookup_drafts_in_the_pair_s_place_or_before_a_draft_that_is_named(bundled, tmp_path, named):
-    draft = ("--assistant", "draft") if named else ()
-    run("--pair", "arithmetic", *SMALL, *draft, "--prompt-lookup", "2", "--out", str(tmp_path))
+    draft = (*SMALL, "--assistant", "draft") if named else SMALL[:-2]
+    run("--pair", "arithmetic", *draft, "--prompt-lookup", "2", "--out", str(tmp_path))
     summary, rows = read(tmp_path)
     assert list(summary) == ["plain", "lossless", "min_p", "regret"]
     manifest = json.loads((tmp_path / "manifest.json").read_text())
@@ -122,7 +122,8 @@ def test_prompts_of_a_file_are_only_timed_and_every_rule_can_take_part(tiny_pair
 
 
 def test_problems_of_one_s_own_are_scored_and_all_are_asked(tiny_pair_folder, tmp_path):
-    (data := tmp_path / "my.jsonl").write_text('{"prompt": "Question: 1 or 2?", "answer": "1", "pattern": "1"}\n' * 24)
+    rows = [{"prompt": f"Question: 1 or {i}?", "answer": "1", "pattern": "1"} for i in range(24)]
+    (data := tmp_path / "my.jsonl").write_text("\n".join(map(json.dumps, rows)))
     models = ("--model", str(tiny_pair_folder / "target"), "--data", str(data), "--max-new-tokens", "3")
     run(*models, "--modes", "plain", "--limit", "4", "--out", str(tmp_path))
     summary, rows = read(tmp_path)

@@ -164,7 +164,7 @@ def test_an_interrupted_run_says_how_to_go_on(options, tmp_path, monkeypatch):
     with monkeypatch.context() as patched:
         patched.setattr(LabelFolder, "add", interrupted)
         printed = ok(*options, status=130)
-    assert re.search(r"stopped; 2 prompts are in .*data, and the same command goes on from there", printed)
+    assert re.search(r"stopped; repeat the command to continue from .*data", printed)
     assert "Traceback" not in printed
     ok(*options)
     assert len(load_mined(tmp_path / "data").prompts) == 4

@@ -122,3 +122,13 @@ def test_a_folder_of_a_refused_command_is_not_left_behind(tmp_path: Path):
 def test_an_option_that_is_no_text_is_named():
     result = invoke(["generate", "\udcff", "--pair", "arithmetic"])
     assert (result.exit_code, result.output) == (2, "error: options have to be text in UTF-8, but '\\udcff' is not\n")
+
+
+def test_what_a_terminal_can_t_show_ends_no_command(monkeypatch):
+    written = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    monkeypatch.setattr("sys.stdout", written)
+    cli.main(["rules", "min_p"])
+    written.flush()
+    shown = written.buffer.getvalue().decode("ascii")
+    assert "min_p" in shown
+    assert "?" in shown
