@@ -10,6 +10,7 @@ from dataclasses import asdict
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM
 
 from benchmarks.bundled_pair import cards
 from benchmarks.bundled_pair.recipe import RECIPES
@@ -111,12 +112,14 @@ def test_a_device_that_is_not_here_is_named_before_anything_is_read(device):
             load("qwen-coder", device=device)
 
 
-def test_a_pair_may_be_spread_over_devices(tiny_pair_folder):
-    assert not hasattr(pairs.load("arithmetic", folder=tiny_pair_folder).target, "hf_device_map")
-    for loaded in (
-        pairs.Pair.load("arithmetic", folder=tiny_pair_folder, device="auto", assistant=x) for x in (None, "draft")
-    ):
-        assert all(hasattr(model, "hf_device_map") for model in (loaded.target, loaded.draft))
+@pytest.mark.parametrize("assistant", [None, "draft"])
+def test_a_pair_may_be_spread_over_devices(tiny_pair_folder, monkeypatch, assistant):
+    asked, load = [], AutoModelForCausalLM.from_pretrained
+    monkeypatch.setattr(
+        AutoModelForCausalLM, "from_pretrained", lambda *given, **more: asked.append(more) or load(*given, **more)
+    )
+    pairs.Pair.load("arithmetic", folder=tiny_pair_folder, device="auto", assistant=assistant)
+    assert [more.get("device_map") for more in asked] == ["auto", "auto"]
 
 
 def test_a_draft_that_means_other_tokens_by_its_numbers_is_refused(tiny_pair_folder, tmp_path):
