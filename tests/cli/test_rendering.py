@@ -5,9 +5,7 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.bundled_pair.recipe import build_tokenizer
-from hf_lossy_assist.cli.console import figures_table
 from hf_lossy_assist.cli.rendering import LOSSY_STYLE, MarkedText, traced_text
-from tests.known_statistics import ROW
 
 
 @pytest.fixture(scope="module")
@@ -51,16 +49,3 @@ def test_text_of_several_lines_comes_a_piece_at_a_time(tokenizer):
     pieces = [text.add(token).plain for token in tokens]
     assert "".join(pieces) == lines
     assert sum(map(bool, pieces)) == len(tokens)
-
-
-def test_the_table_says_what_the_statistics_say():
-    table = figures_table(ROW.figures(), ROW.title)
-    shown = dict(zip(*(list(column.cells) for column in table.columns), strict=True))
-    assert shown["mean accepted"] == "2.50"
-    assert shown["tokens per round"] == "3.50"
-    assert shown["accepted"] == "10 (50.0 % of drafted)"
-    assert shown["accepted by the lossless rule too"] == "7"
-    assert shown["accepted only by the lossy rule"] == "3 (21.4 % of the text)"
-    assert shown["rounds by tokens accepted"] == "0:1 1:0 2:2 3:1"
-    assert shown["tokens per second"] == "7.0"
-    assert "lossy" in table.title

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hf_lossy_assist import LossyVerification, pairs
+from hf_lossy_assist import LossyVerification
 from hf_lossy_assist.acceptors import Lossless, TopK, decide
 from hf_lossy_assist.core.limits import Limits, LosslessPositions, Span
 from hf_lossy_assist.core.messages import Verification
@@ -203,8 +203,7 @@ def test_no_call_is_lossy_where_it_must_not_be(drafting: str, narrowed: str):
     assert count > 0
 
 
-def test_thinking_in_a_prompt_counts_and_needs_a_tokenizer():
-    pair = pairs.load("arithmetic")
+def test_thinking_in_a_prompt_counts_and_needs_a_tokenizer(pair):
     tokenizer = pair.tokenizer
     inputs = tokenizer(pair.task.examples("test", 1)[0].prompt, return_tensors="pt")
     word = tokenizer.decode(inputs["input_ids"][0, -1:])

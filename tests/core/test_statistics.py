@@ -11,11 +11,27 @@ import pytest
 import torch
 
 import hf_lossy_assist
+from hf_lossy_assist.cli.console import figures_table
 from hf_lossy_assist.core.statistics import LossyStats, TokenRecord
 from tests.acceptors.fixtures import HEADS
-from tests.known_statistics import ROW
 from tests.tiny_models import noisy_copy, prompt, tiny
 
+ROW = LossyStats(
+    rounds=4,
+    drafted=20,
+    accepted=10,
+    accepted_lossy=3,
+    corrected=3,
+    bonus=1,
+    target_calls=4,
+    draft_calls=20,
+    accepted_histogram=(1, 0, 2, 1),
+    accepted_by={"topk": 10},
+    seconds={"total": 2.0, "drafting": 1.0},
+    lossless=False,
+    trace=("accepted",) * 7 + ("accepted_lossy",) * 3 + ("corrected",) * 3 + ("bonus",),
+)
+"""Of a run, from which tests work out what follows."""
 OTHER = replace(ROW, rounds=1, seconds={"total": 1.0, "deciding": 0.5}, accepted_by={"typical": 2})
 
 
@@ -38,6 +54,19 @@ def test_a_summary_and_a_page_have_the_same_figures():
         assert f">{name}</th>" in page
     assert "&lt;rule&gt; 3" in page
     assert "<rule>" not in page
+
+
+def test_the_table_says_what_the_statistics_say():
+    table = figures_table(ROW.figures(), ROW.title)
+    shown = dict(zip(*(list(column.cells) for column in table.columns), strict=True))
+    assert shown["mean accepted"] == "2.50"
+    assert shown["tokens per round"] == "3.50"
+    assert shown["accepted"] == "10 (50.0 % of drafted)"
+    assert shown["accepted by the lossless rule too"] == "7"
+    assert shown["accepted only by the lossy rule"] == "3 (21.4 % of the text)"
+    assert shown["rounds by tokens accepted"] == "0:1 1:0 2:2 3:1"
+    assert shown["tokens per second"] == "7.0"
+    assert "lossy" in table.title
 
 
 @pytest.mark.parametrize(
@@ -115,16 +144,15 @@ def test_calls_inside_a_block_are_collected():
     def call(model, rows: int = 1):
         return model.generate(ids[:1].repeat(rows, 1), **settings, return_dict_in_generate=True).lossy_stats
 
-    with hf_lossy_assist.enabled():
-        call(target)
-        with hf_lossy_assist.collect() as everything, hf_lossy_assist.collect(target) as own:
-            first = call(target)
-            thread = threading.Thread(target=call, args=(other,))
-            thread.start()
-            thread.join()
-            batch = call(target, 3)
-            target.generate(ids[:1], max_new_tokens=2)
-        call(target)
+    call(target)
+    with hf_lossy_assist.collect() as everything, hf_lossy_assist.collect(target) as own:
+        first = call(target)
+        thread = threading.Thread(target=call, args=(other,))
+        thread.start()
+        thread.join()
+        batch = call(target, 3)
+        target.generate(ids[:1], max_new_tokens=2)
+    call(target)
     assert own.calls == [first, batch]
     assert own.total == first + batch
     assert (own.tokens, own.rounds) == (first.tokens + batch.tokens, first.rounds + batch.rounds)
@@ -139,6 +167,5 @@ def test_a_block_that_fails_collects_no_more():
     with pytest.raises(ZeroDivisionError), hf_lossy_assist.collect() as stats:
         1 / 0  # noqa: B018
     target = tiny()
-    with hf_lossy_assist.enabled(target):
-        target.generate(prompt(), assistant_model=noisy_copy(target), lossy_mode="topk", max_new_tokens=3)
+    target.generate(prompt(), assistant_model=noisy_copy(target), lossy_mode="topk", max_new_tokens=3)
     assert len(stats) == 0

@@ -8,7 +8,6 @@ import torch
 from hf_lossy_assist import (
     LossyUnsupportedError,
     LossyValueError,
-    enable,
     frequent_tokens,
     last_stats,
     pairs,
@@ -18,11 +17,6 @@ from hf_lossy_assist import (
 from tests.acceptors.fixtures import chi_square_p, pooled
 
 KEPT = (3, 7, 11, 12, 40)
-
-
-@pytest.fixture(scope="module")
-def pair() -> pairs.Pair:
-    return pairs.load()
 
 
 def _q(model, ids) -> torch.Tensor:
@@ -43,7 +37,6 @@ def test_first_tokens_keep_their_distribution(pair: pairs.Pair):
     """99.9 % chi-square over 4,000 draws; a draft that hid its cut would shift p by its total variation to q."""
     ids = pair.tokenizer(pair.task.examples("test", 1)[0].prompt, return_tensors="pt").input_ids
     ids = ids[:, :2]  # 4,000 whole prompts would take a minute
-    enable(pair.target)
     # The likeliest tokens under p but the very first: corrections have to bring that one back.
     p = _q(pair.target, ids)[0, -1]
     draft = trim_draft_vocabulary(pair.draft, p.topk(6).indices[1:].tolist())
@@ -59,7 +52,6 @@ def test_first_tokens_keep_their_distribution(pair: pairs.Pair):
 @pytest.mark.parametrize("change", [lambda draft: draft, quantize_draft], ids=["trimmed", "and quantised"])
 def test_greedy_lossless_text_is_the_target_s(pair: pairs.Pair, change):
     ids = pair.tokenizer(pair.task.examples("test", 1)[0].prompt, return_tensors="pt")
-    enable(pair.target)
     plain = pair.target.generate(**ids, max_new_tokens=30, do_sample=False)
     tokens = frequent_tokens([plain[0, -30:].tolist()], 12)
     draft = change(trim_draft_vocabulary(pair.draft, tokens))

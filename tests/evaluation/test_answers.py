@@ -37,24 +37,12 @@ def test_answers_are_lines_with_the_fields_that_are_promised(tmp_path):
 LINE = asdict(Answer("a", 0, 1.0, 4, 2, 2, 0.5, "yes"))
 
 
-@pytest.mark.parametrize(
-    ("line", "said"),
-    [
-        ({"mode": "a"}, "missing"),
-        ([LINE], "has to be an object"),
-        ({**LINE, "seconds": "x"}, "`seconds`"),
-        ({**LINE, "accepted": -1}, "`accepted`"),
-        ("\ud800", "as JSON"),
-        (10**50, "has to be an object"),
-    ],
-)  # fmt: skip
-def test_a_line_that_does_not_belong_there_is_named(tmp_path, line, said):
+@pytest.mark.parametrize(("field", "value"), [("seconds", "x"), ("accepted", -1)])
+def test_a_value_that_does_not_belong_there_is_named(tmp_path, field, value):
     AnswerStore(tmp_path, PLAN)
-    (tmp_path / RESULTS).write_text(f"{json.dumps(LINE)}\n\n{json.dumps(line)}\n")
-    with pytest.raises(LossyValueError, match=f"line 3 of .*{said}"):
+    (tmp_path / RESULTS).write_text(json.dumps({**LINE, field: value}) + "\n")
+    with pytest.raises(LossyValueError, match=f"line 1 of .*`{field}`"):
         load_answers(tmp_path)
-    (tmp_path / RESULTS).write_text(f"{json.dumps(LINE)}\n{json.dumps({**LINE, 'seconds': 9.0})}\n")
-    assert load_answers(tmp_path)[1] == [Answer(**{**LINE, "seconds": 9.0})]
 
 
 def test_the_origin_of_a_measurement_has_no_folders(monkeypatch):

@@ -13,12 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import (
-    AutoModelForCausalLM,
-    GenerationConfig,
-    GenerationMixin,
-    pipeline,
-)
+from transformers import AutoModelForCausalLM, GenerationConfig, GenerationMixin, pipeline
 from transformers.generation.candidate_generator import CandidateGenerator
 
 from benchmarks.bundled_pair.recipe import build_tokenizer
@@ -193,27 +188,29 @@ def test_fields_of_a_generation_config_round_trip(tmp_path):
     assert reloaded.generation_config.lossy_mode == "topk"
 
 
-@pytest.mark.parametrize("where", ["keyword", "argument", "model", "assistant", "nowhere"])
+GAMMA = {  # of the call, its configuration, the target and the draft; the first that is set counts
+    "keyword": (3, None, 7, None),
+    "argument": (None, 3, 7, None),
+    "model": (None, None, 3, 7),
+    "assistant": (None, None, None, 3),
+    "nowhere": (None, None, None, None),
+}
+
+
+@pytest.mark.parametrize("where", GAMMA)
 def test_gamma_counts_wherever_it_is_set(where):
+    keyword, argument, of_target, of_draft = ({} if x is None else {"num_assistant_tokens": x} for x in GAMMA[where])
     target = tiny()
     draft = copy.deepcopy(target)
-    kwargs, expected = dict(KWARGS), 5 if where == "nowhere" else 3
-    if where == "keyword":
-        kwargs["num_assistant_tokens"] = 3
-        target.generation_config.num_assistant_tokens = 7
-    elif where == "argument":
-        kwargs = {"generation_config": GenerationConfig(num_assistant_tokens=3, **KWARGS)}
-        target.generation_config.num_assistant_tokens = 7
-    elif where == "model":
-        target.generation_config.num_assistant_tokens = 3
-        draft.generation_config.num_assistant_tokens = 7
-    elif where == "assistant":
-        draft.generation_config.num_assistant_tokens = 3
+    target.generation_config.update(**of_target)
+    draft.generation_config.update(**of_draft)
+    if argument:
+        keyword |= {"generation_config": GenerationConfig(**argument)}
     before = [model.generation_config.to_dict() for model in (target, draft)]
     with enabled(target):
-        target.generate(prompt(), assistant_model=draft, lossy_mode="lossless", **kwargs)
+        target.generate(prompt(), assistant_model=draft, lossy_mode="lossless", **keyword, **KWARGS)
     assert last_stats(target).accepted_histogram[-1] >= 1
-    assert len(last_stats(target).accepted_histogram) == expected + 1
+    assert len(last_stats(target).accepted_histogram) == (5 if where == "nowhere" else 3) + 1
     assert before == [model.generation_config.to_dict() for model in (target, draft)]
 
 
@@ -325,6 +322,8 @@ def test_enabling_again_changes_what_it_names_and_keeps_the_rest():
     enable(target, assistant_model=noisy_copy(target), num_assistant_tokens=2)
     assert stats_of(target).lossless
     enable(target, lossy_mode="topk", lossy_config={"k": 3})
+    with pytest.raises(LossyValueError, match="'beta' is unknown to the rule 'topk'"):
+        enable(target, lossy_config={"beta": 0.1})  # changes nothing
     assert stats_of(target).accepted_by.keys() == {"topk"}
     assert stats_of(target).draft_calls
     assert len(stats_of(target).accepted_histogram) <= 3
@@ -343,14 +342,6 @@ def test_enabling_again_changes_what_it_names_and_keeps_the_rest():
     assert stats_of(target) is None
     disable(target)
     assert not patched()
-
-
-def test_a_mode_that_does_not_go_with_what_is_kept_changes_nothing():
-    target = tiny()
-    enable(target, assistant_model=noisy_copy(target), lossy_mode="topk", lossy_config={"k": 3})
-    with pytest.raises(LossyValueError, match="'beta' is unknown to the rule 'topk'"):
-        enable(target, lossy_config={"beta": 0.1})
-    assert stats_of(target).accepted_by.keys() == {"topk"}
 
 
 def test_a_block_keeps_a_model_enabled_and_ends_by_itself():

@@ -68,8 +68,9 @@ def test_bare_head_has_a_card(judge: JudgeHead, tmp_path: Path):
 
 
 @pytest.mark.parametrize(("kind", "task"), [("judge", "arithmetic"), ("verifier", "another")])
-def test_the_example_in_the_card_runs(kind: str, task: str, request: pytest.FixtureRequest, tmp_path: Path):
-    pair = pairs.load("arithmetic")
+def test_the_example_in_the_card_runs(
+    kind: str, task: str, pair: pairs.Pair, request: pytest.FixtureRequest, tmp_path: Path
+):
     template = request.getfixturevalue(kind)
     config = dataclasses.replace(
         template.config,

@@ -44,11 +44,6 @@ def _not_enabled(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[No
         hf_lossy_assist.enable()
 
 
-@pytest.fixture(scope="module")
-def pair() -> pairs.Pair:
-    return pairs.load("arithmetic")
-
-
 @pytest.fixture
 def call(pair: pairs.Pair) -> dict:
     inputs = pair.tokenizer(pair.task.examples("test", 1)[0].prompt, return_tensors="pt")
@@ -64,11 +59,9 @@ TOPK = {"lossy_mode": "topk", "lossy_config": {"k": 3}}
     "fields",
     [
         TOPK,
-        {"lossy_mode": ["topk", "typical"], "lossy_config": {"topk": {"k": 2}}},
         {"lossy_mode": "ears", "lossy_config": {"beta": 0.3, "seed": 1}, "do_sample": True, "temperature": 0.9},
-        {"lossy_mode": "lossless", "num_assistant_tokens": 8},
     ],
-    ids=["topk", "any", "ears", "lossless"],
+    ids=["greedy", "drawn"],
 )
 def test_same_as_enabled(pair: pairs.Pair, call: dict, fields: dict):
     call |= fields
@@ -128,8 +121,6 @@ def test_streamer_stop_strings_processors_and_criteria_arrive(pair: pairs.Pair, 
     [
         ({}, "`lossy_mode` has to be given"),
         ({"lossy_config": {"k": 2}}, "`lossy_mode` has to be given"),
-        ({"lossy_mode": "topk", "lossy_config": "k=2"}, "`lossy_config`"),
-        ({"lossy_mode": "judge", "lossy_head": "../../etc/passwd"}, "`lossy_head`"),
         ({"lossy_mode": "topk", "num_beams": 3}, "`num_beams`"),
     ],
 )

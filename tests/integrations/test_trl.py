@@ -9,14 +9,9 @@ import torch
 from datasets import Dataset
 from trl import GRPOConfig, GRPOTrainer
 
-from hf_lossy_assist import LossyValueError, disable, enable, last_stats, pairs
+from hf_lossy_assist import LossyValueError, disable, enable, last_stats
 
 GUARD = {"lossy_mode": "lossless", "lossy_config": {"require_lossless": True}}
-
-
-@pytest.fixture(scope="module")
-def pair():
-    return pairs.load("arithmetic")
 
 
 def train(target, pair, out, **settings):

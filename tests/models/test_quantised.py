@@ -9,7 +9,6 @@ from torch import nn
 from hf_lossy_assist import (
     LossyUnsupportedError,
     LossyValueError,
-    enable,
     last_stats,
     pairs,
     prepack,
@@ -30,11 +29,6 @@ from hf_lossy_assist.models.quantised import (
 )
 from tests.architectures import made
 from tests.tiny_models import tiny
-
-
-@pytest.fixture(scope="module")
-def pair() -> pairs.Pair:
-    return pairs.load()
 
 
 def _exact(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
@@ -166,7 +160,6 @@ def test_the_draft_is_not_changed_and_drafts_like_its_copy(pair: pairs.Pair):
 @pytest.mark.parametrize(("mode", "dtype"), [("lossless", "int8"), ("lossless", "int4"), ("sprinter", "int8")])
 def test_it_drafts(pair: pairs.Pair, mode: str, dtype: str):
     problem = pair.tokenizer("Question: Tom has 3 apples and buys 4. How many has he? Answer:", return_tensors="pt")
-    enable(pair.target)
     draft = quantize_draft(pair.draft, dtype)
     arguments = problem | {"max_new_tokens": 24, "do_sample": False}
     settings = {"assistant_model": draft, "lossy_mode": mode, "num_assistant_tokens": 5}

@@ -128,12 +128,13 @@ def test_what_is_no_such_folder_is_refused(tmp_path):
     with pytest.raises(LossyValueError, match=r"new folder, but .* has a lines\.jsonl"):
         Lines(tmp_path, PLAN)
     (tmp_path / MANIFEST).write_text(json.dumps(PLAN))
-    for text, said in (
-        (b'{"mode": "a"}', "missing"), (b'{"mode": 1, "id": 0}', "`mode`"), (b"[]", "has to be an object"),
-        (b'{"mode": "\xc2"}', "as JSON"),
-    ):  # fmt: skip
-        (tmp_path / "lines.jsonl").write_bytes(text + b"\n")
-        with pytest.raises(LossyValueError, match=rf"line 1 of .*{said}"):
+    lines = {
+        b'{"mode": "a"}': "missing", b'{"mode": 1, "id": 0}': "`mode`", b"[]": "has to be an object",
+        b"1" * 51: "has to be an object", b'{"mode": "\\ud800", "id": 0}': "as JSON", b'{"mode": "\xc2"}': "as JSON",
+    }  # fmt: skip
+    for text, said in lines.items():
+        (tmp_path / "lines.jsonl").write_bytes(b'{"mode": "a", "id": 0}\n\n' + text + b"\n")
+        with pytest.raises(LossyValueError, match=rf"line 3 of .*{said}"):
             Lines(tmp_path, PLAN)
     plan = json.dumps(PLAN)
     for text in ("[]", "{}", plan[:-1], plan.replace("[7, 8]", '"x"'), plan.replace('{"a": {"k": 1}}', "[1]")):

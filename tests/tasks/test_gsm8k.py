@@ -113,14 +113,11 @@ def test_a_question_that_the_model_asks_itself_does_not_count(folder):
     ("name", "content", "place"),
     [
         ("train.jsonl", b'{"question": "a", "answer": "#### 1"}\n\n{"question": ', r"line 3 of `data` \(train.jsonl\)"),
-        ("train.jsonl", b'["a"]', "line 1 "),
         ("train.jsonl", b'{"question": "a"}', "'answer' .* line 1 "),
         ("train.jsonl", b'{"question": "a", "answer": 3}', "'answer' .* line 1 "),
         ("train.jsonl", b'{"question": "", "answer": "#### 3"}', "'question' .* line 1 "),
         ("train.jsonl", b'{"question": "a", "answer": "none"}', "'#### N'"),
         ("train.jsonl", b"\n", "`data`"),
-        ("train.jsonl", b'{"question": "\xff"}', "`data`"),
-        ("train.jsonl.gz", b"\x1f\x8b\x08 cut off", "`data`"),
         ("train.jsonl.gz", b"no gzip at all", "`data`"),
     ],
 )

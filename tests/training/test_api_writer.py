@@ -6,7 +6,7 @@ import importlib.util
 
 import pytest
 
-from hf_lossy_assist import LossyValueError, pairs
+from hf_lossy_assist import LossyValueError
 from hf_lossy_assist.errors import LossyServiceError
 from hf_lossy_assist.tasks import Example
 from hf_lossy_assist.tasks.api_model import ApiModel
@@ -71,9 +71,9 @@ def test_a_server_that_dies_midway_costs_nothing_that_was_mined(tmp_path):
     assert mined.manifest["target"] is None
 
 
-@pytest.fixture(scope="module")
-def tokenizer():
-    return pairs.load("arithmetic").tokenizer
+@pytest.fixture
+def tokenizer(pair):
+    return pair.tokenizer
 
 
 def spelling(tokenizer, prompt: str) -> PromptText:
@@ -112,13 +112,12 @@ def test_half_a_character_can_not_be_sent(tokenizer):
         spell.write(euro[:2])
 
 
-def test_half_a_character_costs_one_prompt():
+def test_half_a_character_costs_one_prompt(pair):
     class Halves(DraftArgmax):
         def guess(self, wanted):
             for one in wanted:
                 yield one.slot, (half,) * (len(one.response) - one.start)
 
-    pair = pairs.load("arithmetic")
     half = pair.tokenizer("€", add_special_tokens=False)["input_ids"][0]
     bundled = Parts(pair.target, pair.draft, pair.tokenizer, pair.task, max_new_tokens=100)
     with openai_server(completes(pair.target, pair.tokenizer)) as server:
@@ -142,8 +141,7 @@ def test_a_begin_that_the_server_writes_itself_is_left_to_it(tokenizer):
     not all(importlib.util.find_spec(name) for name in ("fastapi", "uvicorn", "openai")),
     reason="`transformers serve` needs fastapi, uvicorn and openai",
 )
-def test_transformers_serve_is_such_a_server(tmp_path):
-    pair = pairs.load("arithmetic")
+def test_transformers_serve_is_such_a_server(pair, tmp_path):
     pair.target.save_pretrained(tmp_path)
     pair.tokenizer.save_pretrained(tmp_path)
     parts = Parts(pair.target, pair.draft, pair.tokenizer, pair.task, max_new_tokens=100)
