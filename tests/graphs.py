@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from hf_lossy_assist import last_stats
 from hf_lossy_assist.generation.runner_choice import LEAST_TOKENS
 from hf_lossy_assist.models.static import cache_slot
 from hf_lossy_assist.models.static.graphs import RECORDERS
@@ -102,9 +103,9 @@ def llamas():
 
 
 def both(recorder, target, draft, config=None, graphs=MappingProxyType({}), **kwargs):
-    """Return the output of the eager loop, and by graphs, which ``graphs`` configures."""
+    """Return the output of the eager loop, and by graphs, which ``graphs`` configures; statistics are the same."""
     kwargs = {"input_ids": prompt(), "do_sample": False, "eos_token_id": None, "max_new_tokens": NEW} | kwargs
-    outputs = []
+    outputs, counts = [], []
     with warnings.catch_warnings():
         warnings.filterwarnings("error", message=".*no effect")
         for more in (EAGER, graphs):
@@ -113,7 +114,12 @@ def both(recorder, target, draft, config=None, graphs=MappingProxyType({}), **kw
             outputs.append(
                 target.generate(assistant_model=draft, lossy_config=settings, **{"lossy_mode": "lossless"} | kwargs)
             )
+            stats = last_stats(target)
+            counts.append([stats.trace, stats.drafted, stats.accepted_histogram, stats.target_calls])
+            if [name for name in kwargs if "assistant" in name] == ["num_assistant_tokens"]:  # no draft ends early
+                counts[-1] += [stats.draft_calls, stats.draft_tokens]
     assert recorder.replays
+    assert counts[0] == counts[1] or "auto" in str(config)  # a tree whose size is chosen is as wide as graphs are
     return outputs
 
 

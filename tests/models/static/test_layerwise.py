@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import copy
 import warnings
 
 import pytest
 import torch
 from torch import nn
-from transformers import CompileConfig, GPT2Config, GPT2LMHeadModel
+from transformers import CompileConfig
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 
 from hf_lossy_assist.compat.caches import CACHE
@@ -21,25 +20,18 @@ from tests.architectures import made
 from tests.eagle3_heads import trained_pair
 from tests.graphs import EAGER, Backend, both
 from tests.nightly import nightly
-from tests.tiny_models import ARCHITECTURES, VOCAB, noisy_copy, padded, prompt, tiny
+from tests.tiny_models import ARCHITECTURES, noisy_copy, padded, prompt, tiny
 
 FEWER = TUNING["cuda"]
 SHAPES = 3  # the target's γ + 1 tokens, and the draft's two and one
-KINDS = dict.fromkeys(ARCHITECTURES, 1) | {"gemma3": 2, "gpt_oss": 2, "gemma3 of 12 layers": 2}
-
-
-def deep(architecture: str, layers: int = 12):
-    config = copy.deepcopy(tiny(architecture).config)
-    config.num_hidden_layers = layers
-    if getattr(config, "layer_types", None):
-        config.layer_types = (["sliding_attention"] * 2 + ["full_attention"]) * (layers // 3)
-    torch.manual_seed(1)
-    return type(tiny(architecture))(config).eval()
+KINDS = dict.fromkeys(ARCHITECTURES, 1) | {"gemma3": 2, "gpt_oss": 2, "gemma3 of 6 layers": 2}
 
 
 def model_of(name: str):
-    name, *more = name.split(" of ")
-    return deep(name) if more else made(name).float() if name == "gpt_oss" else tiny(name)
+    if name == "gemma3 of 6 layers":
+        kinds = ["sliding_attention", "sliding_attention", "full_attention"] * 2
+        return made("gemma3_text", num_hidden_layers=6, layer_types=kinds).float()
+    return made(name).float() if name == "gpt_oss" else tiny(name)
 
 
 def texts(target, draft, backend, fullgraph=False, **kwargs):
@@ -56,7 +48,7 @@ def texts(target, draft, backend, fullgraph=False, **kwargs):
 
 
 # Of "llama" and "gemma3", other tests.
-@pytest.mark.parametrize("architecture", nightly([*KINDS][1:], but=("mistral", "gpt_oss", "gemma3 of 12 layers")))
+@pytest.mark.parametrize("architecture", nightly([*KINDS][1:], but=("mistral", "gpt_oss", "gemma3 of 6 layers")))
 def test_as_many_graphs_as_kinds_of_layers(architecture):
     target, backend = model_of(architecture), Backend()
     torch._dynamo.reset()  # other tests compile the same layers
@@ -172,9 +164,7 @@ def numbered():
 
 def scaled():
     """Each of its layers is scaled by its number: there are as many kinds as layers."""
-    torch.manual_seed(0)
-    sizes = {"vocab_size": VOCAB, "n_embd": 32, "n_layer": 5, "n_head": 4, "n_positions": 256}
-    return GPT2LMHeadModel(GPT2Config(**sizes, scale_attn_by_inverse_layer_idx=True, initializer_range=0.2)).eval()
+    return made("gpt2", n_layer=5, scale_attn_by_inverse_layer_idx=True).float()
 
 
 def replaced():
