@@ -31,10 +31,10 @@ def bart():
     return BartForConditionalGeneration(BartConfig(**_IDS, **_SMALL, init_std=0.3, forced_eos_token_id=None))
 
 
-def whisper():
+def whisper(**ids):
     return WhisperForConditionalGeneration(
-        WhisperConfig(**_IDS, **_SMALL, num_mel_bins=8, max_source_positions=10, max_target_positions=64, init_std=0.3,
-                      suppress_tokens=None, begin_suppress_tokens=None)
+        WhisperConfig(**_IDS | ids, **_SMALL, num_mel_bins=8, max_source_positions=10, max_target_positions=64,
+                      init_std=0.3, suppress_tokens=None, begin_suppress_tokens=None)
     )  # fmt: skip
 
 

@@ -8,7 +8,6 @@ import pytest
 import torch
 from transformers import (
     GenerationConfig,
-    WhisperConfig,
     WhisperFeatureExtractor,
     WhisperForConditionalGeneration,
     pipelines,
@@ -17,24 +16,18 @@ from transformers import (
 from benchmarks.bundled_pair.recipe import build_tokenizer
 from hf_lossy_assist import LossyError, collect, enabled, last_stats
 from tests.encoder_decoders import decoder_of
+from tests.encoder_decoders import whisper as tiny_whisper
 from tests.nightly import spread
 from tests.tiny_models import noisy_copy
 
 SEGMENT = 20  # frames that the encoder reads at once
-BEGIN = [9, 11, 12, 13, 14, 15]  # tokens that may not come first
 LANGUAGE = {"language": "en", "task": "transcribe"}
 
 
 def whisper(seed: int = 0) -> WhisperForConditionalGeneration:
     """Return a random Whisper with the tokens of speech: a language, tasks, silence and timestamps."""
     torch.manual_seed(seed)
-    config = WhisperConfig(
-        vocab_size=128, d_model=32, encoder_layers=1, decoder_layers=2, encoder_attention_heads=4,
-        decoder_attention_heads=4, encoder_ffn_dim=48, decoder_ffn_dim=48, num_mel_bins=8, max_source_positions=10,
-        max_target_positions=64, init_std=0.3, pad_token_id=0, bos_token_id=1, eos_token_id=2,
-        decoder_start_token_id=3, suppress_tokens=None, begin_suppress_tokens=None,
-    )  # fmt: skip
-    model = WhisperForConditionalGeneration(config).double().eval()
+    model = tiny_whisper(vocab_size=128, decoder_start_token_id=3).double().eval()
     vars(model.generation_config).update(
         no_timestamps_token_id=63, lang_to_id={"<|en|>": 8}, task_to_id={"translate": 4, "transcribe": 5},
         prev_sot_token_id=6, is_multilingual=True, max_initial_timestamp_index=10, suppress_tokens=[20, 21],

@@ -14,7 +14,7 @@ from hf_lossy_assist.compat.probe import ask
 from hf_lossy_assist.generation.drafters.draft_model import ModelSource, draft_runner
 from tests.architectures import family
 from tests.nightly import spread
-from tests.parity import assert_same_rows
+from tests.parity import assert_lossless, assert_same_rows
 from tests.tiny_models import noisy_copy, padded, prompt, tiny
 
 GREEDY = {"do_sample": False, "max_new_tokens": 12, "return_dict_in_generate": True}
@@ -77,9 +77,7 @@ def test_texts_are_those_of_whole_prompts(case: str, rows: dict[str, torch.Tenso
 def test_states_of_a_chunked_prompt_are_those_of_its_last_chunk(name: str, chunk: int | None):
     target = family(name)[0]
     kwargs = GREEDY | {"input_ids": prompt(10), "output_hidden_states": True, "prefill_chunk_size": chunk}
-    plain = target.generate(**kwargs)
-    ours = target.generate(**kwargs, assistant_model=noisy_copy(target), lossy_mode="lossless")
-    assert ours.sequences.equal(plain.sequences)
+    plain, ours = assert_lossless(target, {"assistant_model": noisy_copy(target)}, **kwargs)
     for own, expected in zip(ours.hidden_states, plain.hidden_states, strict=True):
         torch.testing.assert_close(own, expected, atol=1e-4, rtol=1e-4)
 

@@ -2,29 +2,16 @@
 
 from __future__ import annotations
 
-import torch
-
 from hf_lossy_assist import JudgeHead, VerifierHead, pairs
-from tests.parity import assert_same_rows
+from tests.parity import assert_lossless
 
 GREEDY = {"do_sample": False, "max_new_tokens": 160, "return_dict_in_generate": True}
 
 
-def inputs(pair: pairs.Pair, n: int) -> list[dict[str, torch.Tensor]]:
-    return [pair.tokenizer(e.prompt, return_tensors="pt") for e in pair.task.examples("test", n)]
-
-
 def test_lossless_text_is_plain_text(pair: pairs.Pair):
-    for i, prompt in enumerate(inputs(pair, 3)):
-        plain = pair.target.generate(**prompt, output_logits=True, **GREEDY)
-        ours = pair.target.generate(
-            **prompt,
-            assistant_model=pair.draft,
-            lossy_mode="lossless",
-            num_assistant_tokens=(1, 5, 16)[i],
-            **GREEDY,
-        )
-        assert_same_rows(ours.sequences, plain)
+    for example, gamma in zip(pair.task.examples("test", 3), (1, 5, 16), strict=True):
+        inputs = pair.tokenizer(example.prompt, return_tensors="pt")
+        assert_lossless(pair.target, {"assistant_model": pair.draft, "num_assistant_tokens": gamma}, **inputs, **GREEDY)
 
 
 def answered(pair: pairs.Pair, mode: str, n: int = 12, **kwargs):

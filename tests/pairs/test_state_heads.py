@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from hf_lossy_assist import enabled, pairs
-from tests.parity import assert_same_rows
+from tests.parity import assert_lossless
 
 TREE = {"tree": {"depth": 5, "top_k": 4, "nodes": 16}}
 CASES = {
@@ -47,11 +47,10 @@ def test_a_head_is_small_and_fits_the_target(pair: pairs.Pair, name: str):
 
 @pytest.mark.parametrize("shape", CASES)
 def test_lossless_texts_are_the_target_s(pair: pairs.Pair, shape: str):
+    head, settings, _ = CASES[shape]
     inputs = pair.tokenizer(pair.task.examples("validation", 1)[0].prompt, return_tensors="pt")
-    plain = pair.target.generate(
-        **inputs, do_sample=False, max_new_tokens=160, return_dict_in_generate=True, output_logits=True
-    )
-    assert_same_rows(run(pair, shape, "lossless", 1).sequences, plain)
+    drafting = {"assistant_model": getattr(pair, head), "lossy_config": settings, "num_assistant_tokens": 5}
+    assert_lossless(pair.target, drafting, **inputs, max_new_tokens=160)
 
 
 @pytest.mark.parametrize("shape", CASES)

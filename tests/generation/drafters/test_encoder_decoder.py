@@ -95,9 +95,7 @@ def test_recorded_outputs_are_those_of_plain_generation(batch: int, eos: int | N
     target.set_attn_implementation("eager")
     asked = {f"output_{name}": True for name in ("scores", "logits", "hidden_states", "attentions")}
     kwargs = GREEDY | seen("bart", batch) | asked | {"eos_token_id": eos}
-    plain = target.generate(**kwargs)
-    ours = target.generate(**kwargs, assistant_model=noisy_copy(target, 0.01), lossy_mode="lossless")
-    assert ours.sequences.equal(plain.sequences)
+    plain, ours = assert_lossless(target, {"assistant_model": noisy_copy(target, 0.01)}, **kwargs)
     for name in ("scores", "logits", "encoder_hidden_states", "encoder_attentions"):
         for a, b in zip(plain[name], ours[name], strict=True):
             torch.testing.assert_close(a, b, atol=1e-4, rtol=1e-4)
@@ -134,9 +132,7 @@ def test_the_encoder_s_outputs_are_those_of_the_batch(make: Callable):
     target, inputs = make()
     target.eval().set_attn_implementation("eager")
     kwargs = GREEDY | inputs | {"output_attentions": True, "output_hidden_states": True}
-    plain = target.generate(**kwargs)
-    ours = target.generate(**kwargs, prompt_lookup_num_tokens=3, lossy_mode="lossless")
-    assert ours.sequences.equal(plain.sequences)
+    plain, ours = assert_lossless(target, {"prompt_lookup_num_tokens": 3}, **kwargs)
     assert last_stats(target).accepted > 0
     for name in ("encoder_attentions", "encoder_hidden_states"):
         assert len(ours[name]) == len(plain[name])
