@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 
-from hf_lossy_assist import enabled
 from hf_lossy_assist.acceptors import decide
 from hf_lossy_assist.core.distributions import Randomness
 from hf_lossy_assist.core.messages import Verification
@@ -65,8 +64,7 @@ def test_a_seeded_run_is_the_same(name: str):
         options["lossy_head"] = HEADS[mode](target, draft)
 
     def run() -> torch.Tensor:
-        with enabled(target):
-            return target.generate(**padded((24, 17, 20)), **options, do_sample=True, max_new_tokens=16)
+        return target.generate(**padded((24, 17, 20)), **options, do_sample=True, max_new_tokens=16)
 
     exact = run()
     with default_dtype(torch.bfloat16):

@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import GenerationConfig
 
-from hf_lossy_assist import JudgeHead, LossyValueError, enabled
+from hf_lossy_assist import JudgeHead, LossyValueError
 from hf_lossy_assist.acceptors import DropMatch, Judge, Lossless, TopK
 from hf_lossy_assist.core.messages import Verification
 from hf_lossy_assist.generation.config import LossyConfig
@@ -171,7 +171,6 @@ def test_heads_by_folder_in_a_generation_config(tmp_path):
     target.save_pretrained(tmp_path / "model")
     again = type(target).from_pretrained(tmp_path / "model")
     kwargs = GREEDY | {"input_ids": prompt(), "assistant_model": draft}
-    with enabled():
-        first, second = target.generate(**kwargs), again.generate(**kwargs)
+    first, second = target.generate(**kwargs), again.generate(**kwargs)
     assert first.sequences.tolist() == second.sequences.tolist()
     assert first.lossy_stats.accepted_lossy == second.lossy_stats.accepted_lossy > 0

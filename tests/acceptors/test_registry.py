@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from docs.generator import tables
-from hf_lossy_assist import LossyValueError, enabled, last_stats
+from hf_lossy_assist import LossyValueError, last_stats
 from hf_lossy_assist import acceptors as package
 from hf_lossy_assist.acceptors import REGISTRY, Acceptor, Setting, settings_of, summary_of
 from hf_lossy_assist.generation.config import LossyConfig
@@ -79,13 +79,12 @@ def bold(tmp_path: Path) -> Iterator[type[Acceptor]]:
 def test_a_rule_is_one_file(bold: type[Acceptor]):
     draft = noisy_copy(TARGET, 0.05)
     kwargs = {"input_ids": prompt(), "assistant_model": draft, "max_new_tokens": 20, "do_sample": False}
-    with enabled(TARGET):
-        TARGET.generate(**kwargs, lossy_mode="bold", lossy_config={"share": 0.01, "most": 2})
-        assert last_stats(TARGET).accepted_by.keys() == {"bold"}
-        assert 0 < last_stats(TARGET).mean_accepted <= 2
-        for config, named in (({"share": 0.6}, "`share`"), ({"shares": 0.1}, "'share'")):
-            with pytest.raises(LossyValueError, match=named):
-                TARGET.generate(**kwargs, lossy_mode="bold", lossy_config=config)
+    TARGET.generate(**kwargs, lossy_mode="bold", lossy_config={"share": 0.01, "most": 2})
+    assert last_stats(TARGET).accepted_by.keys() == {"bold"}
+    assert 0 < last_stats(TARGET).mean_accepted <= 2
+    for config, named in (({"share": 0.6}, "`share`"), ({"shares": 0.1}, "'share'")):
+        with pytest.raises(LossyValueError, match=named):
+            TARGET.generate(**kwargs, lossy_mode="bold", lossy_config=config)
     assert summary_of(bold).startswith("Keep x iff p(x) >= share, and at most")
     assert [(each.name, each.bound.expected, each.help) for each in settings_of(bold)] == [
         ("share", "a number >= 0 and <= 0.5", "The smallest probability of a kept token."),

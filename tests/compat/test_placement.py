@@ -125,12 +125,11 @@ def test_adapters_on_both(inputs):
 
     target, draft = adapted(tiny(), 0), adapted(tiny(), 0)
     plain = target.generate(**inputs, **GREEDY, output_logits=True)
-    with enabled(target):
-        ours = target.generate(**inputs, **GREEDY, assistant_model=draft, lossy_mode="lossless")
-        assert_same_rows(ours.sequences, plain)
-        assert ours.lossy_stats.acceptance_rate == 1, "the draft has its adapter too"
-        other = target.generate(**inputs, **GREEDY, assistant_model=adapted(tiny(), 1), lossy_mode="dropmatch")
-        assert len(other.lossy_stats.rows[0].trace) == 24
+    ours = target.generate(**inputs, **GREEDY, assistant_model=draft, lossy_mode="lossless")
+    assert_same_rows(ours.sequences, plain)
+    assert ours.lossy_stats.acceptance_rate == 1, "the draft has its adapter too"
+    other = target.generate(**inputs, **GREEDY, assistant_model=adapted(tiny(), 1), lossy_mode="dropmatch")
+    assert len(other.lossy_stats.rows[0].trace) == 24
 
 
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")  # asked for by peft

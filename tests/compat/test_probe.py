@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import CONFIG_MAPPING, PreTrainedModel, StaticCache
 
-from hf_lossy_assist import LossyError, enable, prepack, quantize_draft
+from hf_lossy_assist import LossyError, prepack, quantize_draft
 from hf_lossy_assist.compat.caches import CACHE
 from hf_lossy_assist.compat.probe import ask, shares_forwards
 from tests.architectures import made
@@ -30,7 +30,6 @@ def known(name: str) -> PreTrainedModel:
 
 def assert_refused(name: str, *said: str, **inputs) -> None:
     model = known(name)
-    enable(model)
     ask(model)
     ours = attempt(lambda: model.generate(**inputs, **LOOKUP), model)
     assert isinstance(ours.error, LossyError), ours.error
@@ -49,7 +48,6 @@ def assert_refused(name: str, *said: str, **inputs) -> None:
 def test_models_that_read_several_tokens_otherwise_are_no_targets_and_no_drafts(name: str, said: str):
     assert_refused(name, said, input_ids=prompt())
     target = tiny()
-    enable(target)
     ours = attempt(lambda: target.generate(prompt(), assistant_model=known(name), lossy_mode="lossless"), target)
     assert isinstance(ours.error, LossyError)
     assert said in str(ours.error)
@@ -81,7 +79,6 @@ def test_what_plain_attention_bears(name: str, together: bool, trees: bool):
 def test_a_prompt_that_has_to_be_read_alone(inputs: dict[str, torch.Tensor]):
     """GIT masks padding in another way behind a cache."""
     target = known("git")
-    enable(target)
     assert not ask(target).at_first
     assert_lossless(target, {"assistant_model": noisy_copy(target, 0.01)}, **inputs, max_new_tokens=12, pad_token_id=0)
 
@@ -143,7 +140,6 @@ def test_a_model_that_sees_what_follows_bears_nothing(monkeypatch: pytest.Monkey
 @pytest.mark.parametrize("name", ["lfm2", "qwen3_next"])
 def test_layers_that_a_static_cache_can_not_roll_back_are_named(name: str):
     model = known(name)
-    enable(model)
     cache = StaticCache(config=model.config, max_cache_len=64)
     drafting = {"assistant_model": noisy_copy(model), "lossy_mode": "lossless"}
     with pytest.raises(LossyError, match=r"can't be rolled back by position \(.*Linear"):

@@ -8,12 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from hf_lossy_assist import LossyError, LossyUnsupportedError, LossyValueError, pairs, quantize_draft
+from hf_lossy_assist import LossyError, LossyUnsupportedError, LossyValueError, quantize_draft
 from hf_lossy_assist.evaluation.evaluation import Evaluation
 from hf_lossy_assist.evaluation.modes import parse_modes
 from hf_lossy_assist.evaluation.requests import batches_of
 from hf_lossy_assist.integrations.vllm.engines import Engine, VllmEngines, engine_settings, request_of
-from hf_lossy_assist.pairs import Pair
 from tests.cli.running import invoke
 
 PYTHON = Path(sys.executable)
@@ -38,11 +37,6 @@ class LLM:
 """
 
 
-@pytest.fixture(scope="module")
-def models() -> Pair:
-    return pairs.load("arithmetic")
-
-
 @pytest.fixture
 def _stand_in(tmp_path, monkeypatch) -> None:
     (tmp_path / "vllm.py").write_text(STAND_IN)
@@ -50,18 +44,18 @@ def _stand_in(tmp_path, monkeypatch) -> None:
 
 
 @pytest.mark.usefixtures("_stand_in")
-def test_a_comparison_of_both_engines(models):
+def test_a_comparison_of_both_engines(pair):
     with VllmEngines(PYTHON, threads=1) as engines:
         modes = [*parse_modes("plain"), *engines.modes(parse_modes("plain,stock@4"))]
-        evaluation = Evaluation(models, modes, "plain", 2, max_new_tokens=5)
+        evaluation = Evaluation(pair, modes, "plain", 2, max_new_tokens=5)
         result = evaluation.complete(None)
         assert len(engines._started) == 2
         batches = batches_of([[5, 6, 7], [5, 6]], 2)
         [rule] = engines.modes(parse_modes("topk@4"))
-        both = rule.engine.respond(models, rule, batches[0], 5)
+        both = rule.engine.respond(pair, rule, batches[0], 5)
         [refused] = engines.modes(parse_modes("fly@4"))
         with pytest.raises(LossyValueError, match="no `fly` here"):
-            refused.engine.respond(models, refused, batches[0], 5)
+            refused.engine.respond(pair, refused, batches[0], 5)
         processes = [engine._process for engine in engines._started.values()]
     assert [process.poll() for process in processes] == [0, 0]  # rules share the engine of their draft length
     assert both.work == [(2, 4, 0)] * 2
@@ -83,32 +77,32 @@ def test_commands_end_their_engines(tmp_path, monkeypatch):
     assert [engine._process.poll() for engine in started] == [0, 0]
 
 
-def test_settings_and_requests(models):
+def test_settings_and_requests(pair):
     stock, rule = parse_modes("stock@4,topk@3:k=3", 5, temperature=0.5)
-    assert engine_settings(models, stock)["speculative_config"] == {
-        "method": "draft_model", "model": models.draft.name_or_path, "num_speculative_tokens": 4,
+    assert engine_settings(pair, stock)["speculative_config"] == {
+        "method": "draft_model", "model": pair.draft.name_or_path, "num_speculative_tokens": 4,
         "draft_sample_method": "probabilistic",
     }  # fmt: skip
-    assert engine_settings(models, stock)["additional_config"] == {"lossy": {}}
-    assert "extra_args" not in request_of(models, stock, batches_of([[5]])[0], 7)["parameters"]
-    assert "additional_config" not in engine_settings(models, replace(stock, gamma=None))
-    assert engine_settings(models, stock)["max_model_len"] == 512  # as many positions as the bundled target has
-    assert engine_settings(models, rule)["additional_config"] == {"lossy": {}}
+    assert engine_settings(pair, stock)["additional_config"] == {"lossy": {}}
+    assert "extra_args" not in request_of(pair, stock, batches_of([[5]])[0], 7)["parameters"]
+    assert "additional_config" not in engine_settings(pair, replace(stock, gamma=None))
+    assert engine_settings(pair, stock)["max_model_len"] == 512  # as many positions as the bundled target has
+    assert engine_settings(pair, rule)["additional_config"] == {"lossy": {}}
     [batch] = batches_of([[5, 6, 7], [5]], 2, seed=9)
-    request = request_of(models, rule, batch, 7)
+    request = request_of(pair, rule, batch, 7)
     assert request["prompts"] == [[5, 6, 7], [5]]
     assert request["parameters"]["extra_args"] == {"lossy_mode": "topk", "lossy_config": {"k": 3, "seed": 9}}
     assert (request["parameters"]["max_tokens"], request["parameters"]["temperature"]) == (7, 0.5)
 
 
 @pytest.mark.usefixtures("_stand_in")
-def test_modes_that_vllm_lacks_and_drafts_that_were_rounded_here(models):
+def test_modes_that_vllm_lacks_and_drafts_that_were_rounded_here(pair):
     with VllmEngines(PYTHON) as engines:
         for mode in ("draft", "lossless@auto"):
             with pytest.raises(LossyValueError, match=f"`--modes` has '{mode}', which can't run in vLLM"):
                 engines.modes(parse_modes(mode, 5))
         with pytest.raises(LossyUnsupportedError, match=r"`draft_dtype` 'int8'.*leave it out"):
-            engines.of(replace(models, draft=quantize_draft(models.draft)), *parse_modes("topk@4", 5))
+            engines.of(replace(pair, draft=quantize_draft(pair.draft)), *parse_modes("topk@4", 5))
 
 
 def test_environments_without_vllm(tmp_path, monkeypatch):

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from hf_lossy_assist import LossyUnsupportedError, LossyValueError, enable, last_stats, prepare_for_cpu
+from hf_lossy_assist import LossyUnsupportedError, LossyValueError, last_stats, prepare_for_cpu
 from hf_lossy_assist.compat.kernels import cpu_kernels
 from hf_lossy_assist.models import cpu
 from hf_lossy_assist.models.prepacked import is_prepacked
@@ -84,7 +84,6 @@ def test_the_best_draft_and_length_by_what_forwards_cost(models, on, kernels, dr
     assert set(drafts) <= set(recipe.seconds)
     assert f"{chosen}, {tokens} tokens a round: about {gain:.2f} times" in str(recipe)
     assert (state_of(target), state_of(draft)) == before
-    enable(recipe.target)
     text = recipe.target.generate(prompt(), **recipe.keywords, do_sample=False, max_new_tokens=12)
     assert torch.equal(text, target.generate(prompt(), do_sample=False, max_new_tokens=12))
     assert last_stats(recipe.target).rounds

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from hf_lossy_assist import LossyUnsupportedError, LossyValueError, enable, last_stats, pairs, prepack, quantize_draft
+from hf_lossy_assist import LossyUnsupportedError, LossyValueError, last_stats, pairs, prepack, quantize_draft
 from hf_lossy_assist.heads import ModelIdentity
 from hf_lossy_assist.models.prepacked import PrepackedLinear
 
@@ -43,7 +43,6 @@ def test_rules_run_on_a_prepacked_target(pair: pairs.Pair, mode: str):
     assert not any(type(module) is nn.Linear for module in target.modules())
     assert ModelIdentity.of(target) == ModelIdentity.of(pair.target)
     ids = pair.tokenizer(pair.task.examples("test", 1)[0].prompt, return_tensors="pt")
-    enable(target)
     head = {"lossy_head": pair.rule_heads["judge"]} if mode == "judge" else {}
     out = target.generate(**ids, max_new_tokens=24, assistant_model=pair.draft, lossy_mode=mode, **head)
     assert last_stats(target).accepted > 0

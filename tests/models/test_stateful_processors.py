@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import LogitsProcessor, PreTrainedTokenizerFast, SynthIDTextWatermarkingConfig
 
-from hf_lossy_assist import LossyUnsupportedError, enabled
+from hf_lossy_assist import LossyUnsupportedError
 from hf_lossy_assist.integrations.transformers_loop import LossyVerification
 from hf_lossy_assist.models.own_states import OwnState, copied
 from tests.nightly import nightly
@@ -95,8 +95,7 @@ DRAFTING = {
 
 def generate(inputs=None, **kwargs):
     inputs = {"input_ids": torch.cat([prompt(9)] * 2, dim=1)} if inputs is None else inputs
-    with enabled(TARGET):
-        return TARGET.generate(**inputs, **GREEDY | kwargs)
+    return TARGET.generate(**inputs, **GREEDY | kwargs)
 
 
 def accepts(text: torch.Tensor, start: int, row: int = 0) -> bool:
