@@ -15,7 +15,7 @@ ONCE := acceptors core evaluation heads inspection pairs store tasks training tr
 	$(filter-out %/test_generate.py,$(patsubst tests/%,%,$(wildcard tests/cli/test_*.py))) \
 	$(foreach part,engines rounds settings,integrations/test_vllm_$(part).py) \
 	compat/test_versions.py integrations/test_trl.py \
-	$(foreach part,distributions docstrings doctests errors examples extras layout llm_judge progress theory,test_$(part).py)
+	$(foreach part,distributions docstrings errors examples extras layout llm_judge progress theory,test_$(part).py)
 
 # Masks of the oldest transformers read from the device, so that torch compiles models in other parts there.
 COMPILED := models/static

@@ -1,15 +1,27 @@
-"""Everything public says what it is."""
+"""Everything public says what it is, and the examples run."""
 
 from __future__ import annotations
 
+import doctest
 import importlib
 import inspect
+import pkgutil
 from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
 
+import pytest
+
 import hf_lossy_assist
 from docs.generator.tables import MODULES
+
+# These need no import here, or an environment with vLLM.
+ELSEWHERE = ("__main__", ".vllm.inside.")
+WITH_EXAMPLES = [
+    m.name
+    for m in pkgutil.walk_packages(hf_lossy_assist.__path__, "hf_lossy_assist.")
+    if not any(name in m.name for name in ELSEWHERE)
+]
 
 
 def public() -> Iterator[Any]:
@@ -54,6 +66,11 @@ def _place(owner: Any, thing: Any) -> str:
     if isinstance(thing, ModuleType):
         return f"{thing.__file__}: the module"
     return f"{inspect.getsourcefile(thing)}:{inspect.getsourcelines(thing)[1]}: {thing.__qualname__}"
+
+
+@pytest.mark.parametrize("name", WITH_EXAMPLES)
+def test_examples_run(name: str):
+    assert doctest.testmod(importlib.import_module(name)).failed == 0
 
 
 def test_everything_public_is_documented():

@@ -24,7 +24,7 @@ import hf_lossy_assist
 from hf_lossy_assist import errors
 from hf_lossy_assist.compat.caches import CACHE
 from hf_lossy_assist.errors import LossyError, LossyUnsupportedError, LossyValueError
-from tests.acceptors.fixtures import Repeating, verifier_head
+from tests.acceptors.fixtures import verifier_head
 from tests.acceptors.table import judge_head
 from tests.chains import Generating
 from tests.encoder_decoders import made
@@ -38,9 +38,9 @@ OTHER_VOCABULARY = LlamaForCausalLM(
     LlamaConfig(vocab_size=9999, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=1)
 )
 
+ALONE = {"assistant_model": None, "prompt_lookup_num_tokens": 3}
 LOOKUP = {"prompt_lookup_num_tokens": 6, "num_assistant_tokens": 3}
 STOP = {"stop_drafting": {"by": "acceptance"}}
-BLOCK = {"lossy_config": {"verification": "block"}, "do_sample": True}
 NOTHING_DRAFTED = "`num_assistant_tokens` is 0, so nothing is drafted: "
 
 
@@ -65,11 +65,11 @@ CASES = {
     ),
     "no drafter": ({"assistant_model": None}, ["drafter", "assistant_model", "candidate_generator", "'lossless'"]),
     "drafter without q": (
-        {"lossy_mode": "fsd", "assistant_model": None, "prompt_lookup_num_tokens": 3},
+        ALONE | {"lossy_mode": "fsd"},
         ["'fsd'", "distribution", "`prompt_lookup_num_tokens` gives none", "assistant_model"],
     ),
     "drafter without q, of a rule with a setting without it": (
-        {"lossy_mode": "dropmatch", "assistant_model": None, "prompt_lookup_num_tokens": 3},
+        ALONE | {"lossy_mode": "dropmatch"},
         ["'dropmatch'", "distribution", "`prompt_lookup_num_tokens` gives none", "set `criterion=\"naive\"`"],
     ),
     "one of several rules without q": (
@@ -103,16 +103,12 @@ CASES = {
         {"lossy_mode": "fsd", "lossy_config": {"tree": {}}},
         ["'fsd'", "the draft's distribution", "`tree`"],
     ),
-    "a tree and dropmatch's distance": (
-        {"lossy_mode": "dropmatch", "lossy_config": {"tree": {}}},
-        ["'dropmatch'", "the draft's distribution", "`tree`"],
-    ),
     "a tree and a rule that runs ahead": (
         {"lossy_mode": "sprinter", "lossy_head": verifier_head(TARGET, DRAFT), "lossy_config": {"tree": {}}},
         ["'sprinter'", "unverified tokens", "`tree`"],
     ),
     "a tree of prompt lookup": (
-        {"assistant_model": None, "prompt_lookup_num_tokens": 3, "lossy_config": {"tree": {}}},
+        ALONE | {"lossy_config": {"tree": {}}},
         ["`tree`", "`assistant_model`", "other drafters"],
     ),
     "a tree on a short static cache": (
@@ -123,10 +119,6 @@ CASES = {
     "lookup without q": (
         LOOKUP | {"lossy_mode": "fsd"},
         ["'fsd'", "distribution", "`prompt_lookup_num_tokens`", "leave it"],
-    ),
-    "lookup without q, of a rule with a setting without it": (
-        LOOKUP | {"lossy_mode": "dropmatch"},
-        ["'dropmatch'", 'set `criterion="naive"`'],
     ),
     "lookup and a drafter of every round": (
         LOOKUP | {"use_mtp": True},
@@ -148,16 +140,12 @@ CASES = {
         ["`speculation_type`", "`assistant_model`"],
     ),
     "an end of drafts and prompt lookup": (
-        {"assistant_model": None, "prompt_lookup_num_tokens": 3, "lossy_config": STOP},
+        ALONE | {"lossy_config": STOP},
         ["`stop_drafting`", "`assistant_model`"],
     ),
     "an end of drafts and a tree": ({"lossy_config": STOP | {"tree": {}}}, ["`stop_drafting`", "`tree`"]),
-    "verification by blocks, own drafter without q": (
-        BLOCK | {"assistant_model": None, "candidate_generator": Repeating(1)},
-        ['`verification="token"` in `lossy_config`', "`assistant_model`"],
-    ),
     "verification by blocks, prompt lookup": (
-        BLOCK | {"assistant_model": None, "prompt_lookup_num_tokens": 3},
+        ALONE | {"lossy_config": {"verification": "block"}, "do_sample": True},
         ['`verification="token"` in `lossy_config`', "`assistant_model`"],
     ),
     "verification by blocks and a tree": ({"lossy_config": {"verification": "block", "tree": {}}}, ["tree"]),
