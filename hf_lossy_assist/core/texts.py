@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -25,7 +26,8 @@ class Texts:
     biases require. A row that has ended leaves the rectangle.
 
     Appending does not copy the texts: results are views, and the next proposal overwrites what stands behind the
-    texts. ``ids`` ``(B, L)`` is copied as 64-bit integers; ``first`` is the number of its first row in the call.
+    texts. ``ids`` ``(B, L)`` is copied as 64-bit integers; ``first`` is the number of its first row in the call,
+    and the models know ``size`` tokens.
 
     Attributes
     ----------
@@ -39,8 +41,8 @@ class Texts:
         The columns of the prompts.
     batch
         How many rows there were in the beginning.
-    pad
-        The padding token.
+    pad, filler
+        The padding token; what stands in its place where models read it, which may lack it.
     ended
         The texts of the rows that have ended, by number.
 
@@ -55,9 +57,9 @@ class Texts:
     tensor([[5, 6, 7, 9]])
     """
 
-    def __init__(self, ids: Tensor, pad: int = 0, first: int = 0) -> None:
+    def __init__(self, ids: Tensor, pad: int = 0, first: int = 0, size: int = sys.maxsize) -> None:
         self.batch, self.prompt = ids.shape
-        self.pad = pad
+        self.pad, self.filler = pad, pad if 0 <= pad < size else 0
         self.rows = list(range(first, first + self.batch))
         self.lengths = [self.prompt] * self.batch
         self.ended: dict[int, Tensor] = {}
@@ -138,7 +140,7 @@ class Texts:
             self.width = wider
             return None
         shift = RowShift(tuple(stay), tuple(ends[i] for i in stay), wider, extended.device)
-        self._hold(shift.moved(extended, self.pad))
+        self._hold(shift.moved(extended, self.filler))
         return shift
 
     def finish(self, lengths: Sequence[int]) -> Tensor:

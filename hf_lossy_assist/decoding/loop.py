@@ -196,6 +196,6 @@ class Decoding:
     def _record_padding(self, text: Tensor, count: int) -> None:
         """Record ``count`` more tokens after a row ``text`` ``(1, L)``, where plain generation reads padding."""
         self.target.runner.rewind(text.shape[1] - 1)
-        draft = Draft(text.new_full((1, count - 1), self.texts.pad))
+        draft = Draft(text.new_full((1, count - 1), self.texts.filler))
         verification, output = self.target.verify(torch.cat([text, draft.tokens], dim=1), draft)
         self.outputs.record([*self.stats.rows], verification.logits, output, [count], len(draft))

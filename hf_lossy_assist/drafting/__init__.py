@@ -53,7 +53,7 @@ class PerRowDrafter(Drafter):
         texts = [ids[i : i + 1, padding:] for i, padding in enumerate(layout.left_padding)]
         drafters = [self.drafters[row] for row in layout.rows]
         drafts = [x.propose(text, layout, [room]) for x, text, room in zip(drafters, texts, remaining, strict=True)]
-        return stacked(drafts, layout.pad)
+        return stacked(drafts, layout.filler)
 
     def observe(self, commit: Commit) -> None:
         for i, row in enumerate(commit.rows):

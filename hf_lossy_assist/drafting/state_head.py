@@ -221,14 +221,19 @@ class StateHead(nn.Module, ABC):
 
     def embeddings(self, target: PreTrainedModel) -> Tensor:
         """Return the embeddings ``(V, d)`` that it reads: the target's, as they are stored."""
-        weight = target.get_input_embeddings().weight
-        if weight.shape[1] != self.width or weight.is_meta:
-            raise LossyValueError(
-                f"`assistant_model` is {self.title} without embeddings, which uses the target's, but these "
-                f"{'are not in memory' if weight.is_meta else f'have the width {weight.shape[1]}'}, and it reads width "
-                f"{self.width}; pass a head with embeddings of its own"
-            )
-        return weight
+        weight = getattr(target.get_input_embeddings(), "weight", None)
+        if weight is None:
+            wrong = "are no single table"
+        elif weight.is_meta:
+            wrong = "are not in memory"
+        elif weight.shape[1] != self.width:
+            wrong = f"have the width {weight.shape[1]}"
+        else:
+            return weight
+        raise LossyValueError(
+            f"`assistant_model` is {self.title} without embeddings, which uses the target's, but these {wrong}, and it "
+            f"reads width {self.width}; pass a head with embeddings of its own"
+        )
 
     @abstractmethod
     def new_cache(self) -> DynamicCache:

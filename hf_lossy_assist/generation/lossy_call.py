@@ -207,7 +207,8 @@ class LossyCall:
     ) -> Decoding:
         """Put a run together; ``row`` is the number of its first row in ``progress``."""
         acceptor, config = self.config.rule, call.config
-        texts, processors = Texts(call.ids, call.padding, row), call.processors
+        size = self.model.config.get_text_config(decoder=True).vocab_size
+        texts, processors = Texts(call.ids, call.padding, row, size), call.processors
         switch = self._switch(call)
         if call.batch > 1:
             processors = row_aligned(processors, texts)

@@ -14,9 +14,9 @@ from transformers import LogitsProcessor, LogitsProcessorList, PreTrainedModel
 from transformers.generation.candidate_generator import CandidateGenerator
 
 from ..acceptors import decide
-from ..compat.drafters import DRAFTERS_WITHOUT_LOGITS, intercepted_drafter
+from ..compat.drafters import DRAFTERS_WITHOUT_LOGITS, drafts_from_target_states, intercepted_drafter
 from ..compat.inputs import ending_tokens
-from ..compat.models import compiles_by_itself, device_of, shared_seed, unwrap
+from ..compat.models import compiles_by_itself, device_of, innermost, shared_seed, unwrap
 from ..core.distributions import Randomness
 from ..core.limits import BoundLimits
 from ..core.messages import Commit, Draft, RowDecision
@@ -111,6 +111,12 @@ class LossyVerification(LogitsProcessor):
         self.num_assistant_tokens = (DEFAULT_NUM_TOKENS if self.stop is None else LONGEST) if automatic else chosen
         check_num_tokens(self.num_assistant_tokens)
         if assistant_model is not None:
+            inner = innermost(assistant_model)
+            if not isinstance(inner, PreTrainedModel) or drafts_from_target_states(inner):
+                raise LossyValueError(
+                    "`assistant_model` has to be a transformers model that drafts by itself, but is a "
+                    f"{type(assistant_model).__name__}; use enable() for heads"
+                )
             check_draft_model(self.target, assistant_model)
         self._rounds: _TransformersRounds | None = None
         self._exit = ExitStack()

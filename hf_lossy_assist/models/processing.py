@@ -130,7 +130,7 @@ class RowAlignedProcessors(LogitsProcessor):
 
     def _in_whole_batch(self, group: _Group, ids: Tensor, scores: Tensor) -> Tensor:
         layout, length, numbers = self.layout, ids.shape[1] - group.extra, group.numbers
-        texts = ids.new_full((layout.batch, length), layout.pad)
+        texts = ids.new_full((layout.batch, length), layout.filler)
         own = {row: ids[i, start:] for i, (row, start) in enumerate(zip(layout.rows, layout.left_padding, strict=True))}
         for row, text in (own | layout.ended).items():
             texts[row, : len(text)] = text[:length]

@@ -188,8 +188,10 @@ class DynamicCacheRunner(ModelRunner):
     ``carried`` holds the first inputs: cache, mask, positions, and all else that the model reads. Mask and positions
     cover the first ``length`` tokens; the cache holds the first ``seen``. ``last_position`` ``(…, B, 1)`` is the
     highest position that a batch's texts can reach: what fills shorter drafts up would count beyond it. The cache of
-    one text may hold ``before`` tokens in front of it.
+    one text may hold ``before`` tokens in front of it. A prompt that is read ``alone`` has no draft behind it.
     """
+
+    alone = False
 
     def __init__(
         self,
@@ -255,7 +257,7 @@ class DynamicCacheRunner(ModelRunner):
         return self.inputs.prompt_sees_on(self.carried) if told else not ask(self.model).at_first
 
     def forgettable(self, length: int) -> int:
-        if self._outputs is None and self._sees_on:
+        if self._outputs is None and (self.alone or self._sees_on):
             return 0
         return sys.maxsize
 

@@ -26,6 +26,7 @@ from tests.tiny_models import (
     noisy_copy,
     padded,
     prompt,
+    prompts,
     tiny,
 )  # fmt: skip
 
@@ -64,6 +65,15 @@ def test_rows_end_apart_and_are_padded_on_the_right():
     assert stats.rounds == sum(row.rounds for row in stats.rows) >= stats.target_calls
     assert stats.accepted == sum(row.accepted for row in stats.rows)
     assert sum(stats.accepted_histogram) == stats.rounds
+
+
+@pytest.mark.parametrize("pad", [-1, VOCAB])
+@pytest.mark.parametrize("drafting", [{}, {"prompt_lookup_num_tokens": 3}])
+def test_a_padding_token_that_no_model_knows(pad: int, drafting: dict):
+    """Plain generation reads it behind a row's end alone; here it would stand before rows that fall behind."""
+    target = tiny()
+    kwargs = {"input_ids": prompts(), "pad_token_id": pad, "eos_token_id": None, "max_new_tokens": 24}
+    assert_lossless(target, {"assistant_model": noisy_copy(target)} | drafting, **kwargs)
 
 
 def test_rows_that_decode_one_after_another_are_said_to_do_so_once():

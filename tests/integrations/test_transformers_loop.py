@@ -18,6 +18,7 @@ from hf_lossy_assist import LossyVerification
 from hf_lossy_assist.errors import LossyError
 from tests.acceptors.fixtures import P, Q, chi_square_p
 from tests.acceptors.table import ROWS, Row, row_id
+from tests.eagle3_heads import random_head
 from tests.nightly import nightly
 from tests.tiny_models import ARCHITECTURES, VOCAB, constant, noisy_copy, prompt, resized, tiny
 
@@ -244,6 +245,8 @@ def test_everything_is_undone_after_a_failure(where: str):
         ("topk", {"kk": 3}, None, "'kk'"),
         ("fsd", {}, None, r"'fsd'.*assistant_model"),
         ("topk", {"num_assistant_tokens": 0}, None, r"num_assistant_tokens.*0"),
+        ("topk", {"assistant_model": random_head()}, None, "`assistant_model`.*Eagle3"),
+        ("topk", {"assistant_model": "org/draft"}, None, "`assistant_model`.*str"),
     ],
 )
 def test_misuse_is_reported(mode: str, config: dict, call: dict | None, message: str):

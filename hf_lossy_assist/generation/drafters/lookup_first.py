@@ -151,7 +151,7 @@ class LookupFirstDrafter(Drafter):
             for i, row in enumerate(rows)
         ]
         cost = replace(draft.cost, looked_up=sum(len(row.looks_up) for row in rows))
-        return replace(stacked(parts, layout.pad), cost=cost, target_inputs=draft.target_inputs)
+        return replace(stacked(parts, layout.filler), cost=cost, target_inputs=draft.target_inputs)
 
     def observe(self, commit: Commit) -> None:
         rows = [self._rows[row] for row in commit.rows]

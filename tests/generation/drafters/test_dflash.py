@@ -7,6 +7,7 @@ import json
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from hf_lossy_assist import DFlash, LossyUnsupportedError, LossyValueError
@@ -145,6 +146,14 @@ def test_only_safetensors_are_read(tmp_path):
 def test_a_mask_token_that_the_target_lacks_is_refused():
     with pytest.raises(LossyValueError, match=r"`mask_token_id` 64.* 64 tokens"):
         random_dflash(mask_token_id=64).check(tiny("llama"))
+
+
+def test_a_target_whose_embeddings_are_no_table_is_refused():
+    """Those of some models of speech add up several tables."""
+    target = tiny("llama")
+    target.set_input_embeddings(nn.Sequential(target.get_input_embeddings()))
+    with pytest.raises(LossyValueError, match=r"these are no single table, .* embeddings of its own"):
+        random_dflash().check(target)
 
 
 def test_configurations_of_models_are_none_of_heads():

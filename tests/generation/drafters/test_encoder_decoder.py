@@ -9,6 +9,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from transformers import (
+    AutoModelForSeq2SeqLM,
     BartForCausalLM,
     DonutSwinConfig,
     DonutSwinModel,
@@ -202,3 +203,12 @@ def test_a_cache_that_would_mix_a_text_s_keys_with_an_encoder_s_is_refused():
     states = torch.zeros(1, 6, target.config.hidden_size, dtype=target.dtype)
     inputs = {"input_ids": prompt(), "encoder_hidden_states": states}
     assert_refused(target, inputs, CHAINS["look-up"](target), "EncoderDecoderCache(DynamicCache(), DynamicCache())")
+
+
+def test_padding_in_a_decoder_s_prompt():
+    """M2M-100 leaves out padding of a forward when it counts positions, but counts all tokens of forwards before."""
+    target = of_family("m2m_100", auto=AutoModelForSeq2SeqLM)
+    texts = {f"decoder_{name}": x for name, x in padded((5, 2, 4)).items()}
+    for inputs in ({**padded((9, 4, 6)), **texts}, {"input_ids": prompt(), "decoder_input_ids": prompt() * 0 + 7}):
+        inputs["decoder_input_ids"][-1, 1:3] = 0
+        assert_right(target, inputs, CHAINS["model"](noisy_copy(target)))
