@@ -9,18 +9,13 @@ from cyclopts import Parameter
 from ..errors import need
 from . import options
 from .console import Console
-from .options import AT_LEAST_1
 
 
 def advise(
     *,
     models: options.RoundedModels = options.RoundedModels(),
     prompts: options.Prompts = options.Prompts(),
-    limit: Annotated[
-        int,
-        AT_LEAST_1,
-        Parameter(group=options.PROMPTS, help="The most prompts."),
-    ] = 12,
+    limit: options.Limit = 12,
     modes: Annotated[
         str | None,
         Parameter(

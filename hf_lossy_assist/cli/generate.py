@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 from rich.text import Text
@@ -58,17 +58,20 @@ def generate(
         chosen = replace(chosen, settings={"seed": decoding.seed, **chosen.settings})
         set_seed(decoding.seed)
     if models.pair is None or all(rule in heads for rule in head_users(chosen.rule)):
-        fields_of(chosen, heads)  # else the pair may bring a head
+        chosen.run(heads)  # refuses bad settings; else the pair may bring a head
     pair, screen = models.load(lookup, heads), Console()
-    keywords = fields_of(chosen, pair.rule_heads) | chosen.drafting(pair)
+    chosen.run(pair.rule_heads)
     if prompt is None:
         screen.print(Text(example.prompt, style="dim"), soft_wrap=True)
     ids = pair.encode(example.prompt)
     with enabled(pair.target):
         output = pair.target.generate(
             input_ids=torch.tensor([ids], device=device_of(pair.target)),
-            **keywords,
+            lossy_mode=chosen.rule,
+            lossy_config=dict(chosen.settings),
+            lossy_head=chosen.heads_of(pair.rule_heads),
             tokenizer=pair.tokenizer,
+            **chosen.drafting(pair),
             max_new_tokens=max_new_tokens,
             do_sample=decoding.sample,
             **{name: value for name in ("temperature", "top_p") if (value := getattr(decoding, name)) is not None},
@@ -94,12 +97,3 @@ def one_mode(text: str, gamma: int | str | None) -> DecodingMode:
         Spelling.read(text, "--mode")  # refuses several
         raise LossyValueError(f"`--mode` has to name rules, but is {text!r}, which only comparisons take")
     return mode
-
-
-def fields_of(mode: DecodingMode, known: dict[str, Any]) -> dict[str, Any]:
-    """Return the lossy fields of ``generate()`` once they are checked."""
-    from ..generation.config import LossyConfig
-
-    fields = {"lossy_mode": mode.rule, "lossy_config": dict(mode.settings), "lossy_head": mode.heads_of(known)}
-    LossyConfig.from_fields(*fields.values())
-    return fields

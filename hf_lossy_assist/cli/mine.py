@@ -95,7 +95,8 @@ def _read_labels(text: str) -> Labels:
     name, *settings = split(text, ":")
     check_name("labels", name, kinds)
     given = read_settings(settings, "labels")
-    check_keys(f"`labels` {name}", [each.name for each in fields(kinds[name])], given)
+    own = [each.name for each in fields(kinds[name]) if each.name != "temperature"]  # which has an option
+    check_keys(f"`labels` {name}", own, given)
     return kinds[name](**given)
 
 

@@ -15,7 +15,7 @@ from ..acceptors import Acceptor
 from ..acceptors.base import AUTO
 from ..drafting.draft_ends import DEFAULT_NUM_TOKENS, LONGEST
 from ..errors import LossyError, LossyUnsupportedError, LossyValueError, need
-from ..generation.config import LossyConfig
+from ..generation.config import LossyConfig, head_users
 from ..generation.lossy_call import LossyCall
 from ..generation.spelling import Spelling, split
 from ..pairs import Pair
@@ -126,11 +126,12 @@ class Advising:
                 raise LossyValueError(
                     f"`modes` has to name rules, but has {text!r}; the target alone is in every table"
                 )
-            mode.check_heads({})
-            config = LossyConfig.from_fields(mode.rule, dict(mode.settings), mode.head)
-            rule = config.rule
-            reads = rule.needs - {"draft_probs", "draft_or_point_mass"} or rule.unverified_drafting is not None
-            if config != LossyConfig(rule) or rule.reads_draft or reads:
+            config = None if head_users(mode.rule) else mode.run({})
+            rule = config and config.rule
+            if config is None or (
+                rule.needs - {"draft_probs", "draft_or_point_mass"} or rule.unverified_drafting is not None
+                or config != LossyConfig(rule) or rule.reads_draft
+            ):  # fmt: skip
                 raise LossyUnsupportedError(
                     f"`modes` has {text!r}, but only rules that judge position by position, by both models' laws, are "
                     f"replayed, in chains and without limits; {MEASURE}"

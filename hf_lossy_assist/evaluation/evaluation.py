@@ -78,7 +78,7 @@ class Evaluation(Checked):
         if not self.examples:
             raise LossyValueError(f"`split` has to be one with problems, but {self.split!r} has none")
         if twice := len(self.examples) - len({f"{example.prompt}" for example in self.examples}):
-            warn(f"{twice} of the {len(self.examples)} prompts stand there before: intervals take them as other ones")
+            warn(f"{twice} of the {len(self.examples)} prompts repeat earlier ones, which intervals take for new ones")
 
     @cached_property
     def examples(self) -> list[Example]:
@@ -171,7 +171,7 @@ class Evaluation(Checked):
             score = None
             if self.judged and self.pair.task.scored:
                 own = text if mode.label == self.reference else store[self.reference, i].text
-                score = self.pair.task.score(self.examples[i], text, own)
+                score = float(self.pair.task.score(self.examples[i], text, own))
             ended = int(tokens[-1]) in ends or any(end in text for end in self.pair.task.ends)
             cut = len(tokens) >= self.length and not ended
             answers.append(
@@ -192,6 +192,10 @@ class Evaluation(Checked):
                 f"tokens instead of {answer.tokens}; choose another folder"
             )
         return tokens
+
+    @cached_property
+    def _problems(self) -> list[int]:
+        return [one.digest(self._prompt(i).tolist()) for i, one in enumerate(self.examples)]
 
     def _prompt(self, i: int) -> Tensor:
         batch, row = self.batches[i // self.batch_size], i % self.batch_size
@@ -214,12 +218,19 @@ class Evaluation(Checked):
             **({"prompt_lookup_num_tokens": self.pair.lookup} if draft is not None and self.pair.lookup else {}),
             **({"ends": list(self.pair.task.ends)} if self.pair.task.ends else {}),
             "modes": {mode.label: mode.described(self.pair.rule_heads) for mode in self.modes},
-            "problems": [one.digest(self._prompt(i).tolist()) for i, one in enumerate(self.examples)],
+            "problems": self._problems,
             "runs": [provenance(device_of(target), limit=self.limit, processes=self.process.count)],
         }
 
     def complete(self, out: Path | None) -> EvaluationResult:
         """Answer all problems, and return the result; a folder ``out`` keeps it."""
+        if out is None and self.process.count > 1:
+            raise LossyValueError(f"`out` has to be a folder that all {self.process.count} processes sum up in")
+        used = {rule for mode in self.modes for rule in mode.rules}
+        for rule in used & self.pair.rule_heads.keys():
+            learnt = self.pair.rule_heads[rule].config.told("problems")
+            if seen := len({*map(str, self._problems)}.intersection(map(str, learnt))):
+                warn(f"the head of {rule!r} was trained on {seen} of the problems, and may do worse on others")
         store = AnswerStore() if out is None else AnswerStore(out, self.plan())
         total = sum(map(len, self.own_batches.values()))
         for _ in track(self.run(store), total=total, what="problems answered"):

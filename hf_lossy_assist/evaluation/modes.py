@@ -19,7 +19,7 @@ from ..compat.drafters import drafts_from_target_states
 from ..drafting.draft_ends import DEFAULT_NUM_TOKENS
 from ..drafting.state_head import StateHead
 from ..errors import LossyUnsupportedError, LossyValueError
-from ..generation.certificate import CERTIFICATE, GENERATION_CONFIG, head_sums
+from ..generation.certificate import CERTIFICATE, GENERATION_CONFIG, Certificate, head_sums
 from ..generation.config import LossyConfig
 from ..generation.enabling import enabled
 from ..generation.spelling import OWN_RULE, Spelling, split
@@ -87,6 +87,8 @@ class DecodingMode:
     @classmethod
     def stored(cls, folder: str) -> DecodingMode:
         """Return the mode in a folder's generation configuration; it keeps to a certificate beside it."""
+        if certified := (Path(folder) / CERTIFICATE).is_file():
+            Certificate.load(folder).setting  # noqa: B018 - raises where none is certified
         config = GenerationConfig.from_pretrained(folder)
         if getattr(config, "lossy_mode", None) is None:
             raise LossyValueError(
@@ -94,7 +96,7 @@ class DecodingMode:
                 "wrote it, drafting does not pay: leave the assistant out"
             )
         settings = dict(getattr(config, "lossy_config", None) or {})
-        if (Path(folder) / CERTIFICATE).is_file():
+        if certified:
             settings["certificate"] = folder
         temperature = (1.0 if config.temperature is None else config.temperature) if config.do_sample else None
         if config.do_sample and (config.top_k or (config.top_p or 1) < 1):
@@ -314,7 +316,8 @@ def _registered(path: re.Match[str]) -> str:
 
 
 def _mode(text: str, gamma: int | str | None, temperature: float | None) -> DecodingMode:
-    if os.path.isfile(os.path.join(text, GENERATION_CONFIG)):  # any text; a path's own method raises on a long one
+    # Any text; a path's own method raises on a long one.
+    if any(os.path.isfile(os.path.join(text, name)) for name in (GENERATION_CONFIG, CERTIFICATE)):
         return DecodingMode.stored(text)
     spelt = Spelling.read(by_name(text), "modes")
     name, own = spelt.mode, spelt.gamma

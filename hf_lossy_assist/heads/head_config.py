@@ -99,6 +99,11 @@ class HeadConfig(Checked):
         names = (name.split("_") for name in self.columns)
         return "; ".join(f"{STATES[state]}, of the {model}" for model, state in names)
 
+    def told(self, name: str) -> list[Any]:
+        """Return a list that the provenance has of the data, such as their ``runs``, of all folders together."""
+        data = self.provenance.get("data")
+        return [each for part in (data, *_listed(data, "others")) for each in _listed(part, name)]
+
     @property
     def figures(self) -> dict[str, str]:
         """The metrics, in words and with their bounds."""
@@ -122,6 +127,11 @@ class HeadConfig(Checked):
             return cls(**known)
         except LossyValueError as error:
             raise LossyValueError(f"{where}: {error}") from error
+
+
+def _listed(part: Any, name: str) -> list[Any]:
+    found = part.get(name) if isinstance(part, Mapping) else None
+    return found if isinstance(found, list) else []
 
 
 def _check_header(kind: str, values: Any) -> None:
@@ -179,15 +189,14 @@ def render_card(config: HeadConfig, folder: Path) -> str:
         thresholds=[asdict(row) for row in config.thresholds],
         roc=ROC if (folder / ROC).is_file() else None,
         repo_id=PLACEHOLDER_ID,
-        commands=_commands(config.provenance),
+        commands=_commands(config),
     )
 
 
-def _commands(provenance: Mapping[str, Any]) -> list[str]:
+def _commands(config: HeadConfig) -> list[str]:
     """Return the commands that made a head, each once: those of the data first."""
-    data = provenance.get("data", {})
-    runs = [run for part in (data, *data.get("others", ())) for run in part.get("runs", ())]
-    return list(dict.fromkeys(shlex.join(run["argv"]) for run in (*runs, provenance) if run.get("argv")))
+    runs = (*config.told("runs"), config.provenance)
+    return list(dict.fromkeys(shlex.join(run["argv"]) for run in runs if run.get("argv")))
 
 
 def card_metadata(config: HeadConfig) -> ModelCardData:

@@ -270,7 +270,8 @@ def _arrays(mined: Mined, columns: Sequence[str]) -> Mapping[str, NDArray[Any]]:
         raise LossyValueError(f"`data` has to have the columns {missing}, but has {[*mined.tokens]}; mine again")
     # A prompt that was mined twice is one: a head must not be judged on a prompt that it has seen.
     first: dict[Any, int] = {}
-    owners = {row.id: first.setdefault(row.prompt or row.id, row.id) for row in mined.prompts}
+    rows = sorted(mined.prompts, key=lambda row: row.id)
+    owners = {row.id: first.setdefault(row.prompt or row.id, row.id) for row in rows}
     owned = np.array([owners[id] for id in mined.tokens["prompt_id"].tolist()], dtype=np.int64)
     return {name: owned if name == "prompt_id" else mined.tokens[name] for name in columns}
 
@@ -290,6 +291,7 @@ def _origin(mined: Mined, folder: str | Path, target: ModelIdentity | None) -> O
         "sha256": hashlib.sha256(text.encode()).hexdigest(),
         "settings": manifest.get("settings", {}),
         "runs": manifest.get("runs", []),
+        "problems": manifest.get("problems", []),
         "prompts": len(mined.prompts),
         "tokens": len(mined),
     }

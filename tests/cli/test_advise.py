@@ -67,6 +67,7 @@ def test_the_setting_is_stored_beside_the_answers_of_an_evaluation(bundled, tmp_
     ("arguments", "message"),
     [
         (("--modes", "typical:tree.depth=3:tree.top_k=2:tree.nodes=4"), "only rules that judge position by position"),
+        (("--modes", "judge"), "only rules that judge position by position"),
         (("--modes", "plain"), "`--modes` has to name rules"),
         (("--modes", "topq"), "did you mean 'topk'?"),
     ],

@@ -96,6 +96,7 @@ ERRORS = {
         (f"{PAIR} --out OUT --labels jugde", "`--labels` has to be one of .* did you mean 'judge'"),
         (f"{PAIR} --out OUT --labels ratio:writer_dtype=int8", "`--labels` ratio has .* but not 'writer_dtype'"),
         (f"{PAIR} --out OUT --labels judge:mismatch=8", "did you mean 'mismatches'"),
+        (f"{PAIR} --out OUT --labels ratio:temperature=2", "`--labels` ratio has .* but not 'temperature'"),
         (f"{PAIR} --out OUT --labels judge:mismatches=0", "`mismatches` has to be an int >= 1.* or None for all"),
         (f"{PAIR} --out OUT --labels ratio:rows=many", "`rows` has to be an int >= 1"),
         (f"{PAIR} --out OUT --data x", "`--data` is for `--task`"),

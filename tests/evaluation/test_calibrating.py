@@ -208,7 +208,7 @@ def test_a_problem_that_is_asked_again_is_no_more_proof(tmp_path: Path):
         def examples(self, split, n):
             return super().examples(split, 1) * n
 
-    with pytest.warns(UserWarning, match="399 of the 400 prompts stand there before"):
+    with pytest.warns(UserWarning, match="399 of the 400 prompts repeat earlier ones"):
         same = replace(evaluation(400), pair=Pair(TARGET, DRAFT, Words(), Same()))
     store = AnswerStore(tmp_path, same.plan())
     for mode in MODES.split(","):

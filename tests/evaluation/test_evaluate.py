@@ -18,6 +18,7 @@ from hf_lossy_assist.evaluation.evaluation import Evaluation, reference_of
 from hf_lossy_assist.evaluation.modes import DecodingMode, parse_modes
 from hf_lossy_assist.evaluation.requests import Response
 from hf_lossy_assist.evaluation.scores import mode_scores
+from hf_lossy_assist.heads import JudgeHead
 from hf_lossy_assist.pairs import Pair
 from hf_lossy_assist.store.folder import Process
 from hf_lossy_assist.tasks import Arithmetic
@@ -326,7 +327,7 @@ def test_heads_may_be_named_and_have_names_of_their_own(models, tmp_path, monkey
 
 def test_prompts_that_stand_there_twice_are_said(pair):
     twice = replace(pair, task=PromptList(["one", [3, 4], "one", [3, 4]]))
-    with pytest.warns(UserWarning, match="2 of the 4 prompts stand there before"):
+    with pytest.warns(UserWarning, match="2 of the 4 prompts repeat earlier ones"):
         Evaluation(twice, parse_modes("plain"), "plain")
 
 
@@ -340,11 +341,44 @@ def test_times_of_other_threads_are_not_compared_in_silence(models, tmp_path, mo
         hf_lossy_assist.evaluate(models.target, limit=3, **options)
 
 
+def test_several_processes_need_a_folder_to_sum_up_in(pair, monkeypatch):
+    """Without one, each would take its share of the problems for all."""
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(LossyValueError, match="`out` has to be a folder that all 2 processes sum up in"):
+        hf_lossy_assist.evaluate(pair.target, tokenizer=pair.tokenizer, task=pair.task, modes="plain")
+
+
 def test_processes_that_share_a_model_can_t_share_problems(evaluation, monkeypatch):
     monkeypatch.setattr(evaluation.pair.target, "_tp_size", 2, raising=False)
     with pytest.raises(LossyUnsupportedError, match="share one model"):
         replace(evaluation, process=Process(0, 2))
     replace(evaluation)
+
+
+def test_a_head_that_has_seen_the_problems_is_said(models, recwarn):
+    """Its figures on them say nothing of others."""
+    own = Evaluation(replace(models, tokenizer=Words(), task=Numbers()), parse_modes("plain"), "plain", 3)
+    judge, *others = judge_head(models.target, models.draft), {}, {"data": 3}, {"data": {"others": [3], "problems": {}}}
+    first, *rest = own.plan()["problems"]
+    data = {"problems": [*rest, 7], "others": [{"problems": [first, {}]}]}
+
+    def evaluated(provenance, modes):
+        head = JudgeHead(replace(judge.config, provenance=provenance), judge.weight, judge.bias)
+        pair = replace(own.pair, heads={"mine": head})
+        replace(own, pair=pair, modes=parse_modes(modes), max_new_tokens=2).complete(None)
+
+    for provenance in others:
+        evaluated(provenance, "plain,judge")
+    evaluated({"data": data}, "plain")
+    assert not [one for one in recwarn if "trained on" in str(one.message)]
+    with pytest.warns(UserWarning, match="the head of 'judge' was trained on 3 of the problems"):
+        evaluated({"data": data}, "plain,judge")
+
+
+def test_a_score_may_be_a_bool(models):
+    (task := Numbers()).score = lambda example, text, own: text is not None
+    own = Evaluation(replace(models, tokenizer=Words(), task=task), parse_modes("plain"), "plain", 1, max_new_tokens=1)
+    assert [answer.score for answer in own.complete(None).answers] == [1.0]
 
 
 @pytest.mark.parametrize(("ends", "cut"), [((), True), (("9 7",), False), (("never said",), True)])

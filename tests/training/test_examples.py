@@ -34,7 +34,7 @@ def test_what_was_written_is_read(tmp_path):
     manifest = json.loads((tmp_path / "manifest.json").read_text())
     ordered = json.dumps(manifest, sort_keys=True, ensure_ascii=False)
     assert found.origin.data["sha256"] == hashlib.sha256(ordered.encode()).hexdigest()
-    assert found.origin.data["tokens"] == 100
+    assert (found.origin.data["tokens"], found.origin.data["problems"]) == (100, [])
     assert list(read_judged(tmp_path, ["target_draft"]).examples.states) == ["target_draft"]
 
 
