@@ -28,6 +28,7 @@ ERRORS = {
         (f"{PAIR} --mode ears:beta=2", "`beta` of the rule 'ears'"),
         (f"{PAIR} --mode ears:bta=0.1", "`--mode` key 'bta' is unknown .* did you mean 'beta'"),
         (f"{PAIR} --mode ears:beta", "`--mode` has to have settings KEY=VALUE"),
+        (f"{PAIR} --mode topk:k=2:k=3", "KEY=VALUE or RULE.KEY=VALUE, each once, but has 'k=3'"),
         (f"{PAIR} --mode topk,ears", r"`--mode` has to be one mode.* write `topk\+ears`"),
         (f"{PAIR} --mode stock", "`--mode` has to name rules"),
         (f"{PAIR} --mode topk --head JUDGE", "`--head` is for the rule 'judge', of which `--mode` needs none"),
