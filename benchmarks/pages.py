@@ -593,29 +593,30 @@ def draw_table(table: str, path: Path) -> None:
     figure.savefig(path, dpi=80)
 
 
-TABLES: Mapping[str, tuple[str, Callable[[], str]]] = {
-    "README.md": ("speeds", speeds),
-    "docs/results.md": ("bundled pair", bundled_pair),
-    "docs/results/which-rule.md": ("first page", first_page),
-    "docs/results/chat.md": ("chat", lambda: quality("chat")),
-    "docs/results/drawn.md": ("drawn", lambda: quality("drawn-blocks")),
-    "docs/results/gate.md": ("gate", gate),
-    "docs/results/longer-drafts.md": ("longer drafts", as_long),
-    "docs/results/judge.md": ("judge", lambda: quality("gsm8k-proof")),
-    "docs/results/price.md": ("price", price),
-    "docs/results/limits.md": ("refusals", refusals),
-    "docs/results/cpu.md": ("alone", alone),
-    "docs/results/where-rules-pay.md": ("where rules pay", headroom.table),
-    "docs/results/right-answers.md": ("right answers", whole.table),
-    "docs/results/on-disk.md": ("on disk", whole.on_disk),
-    "docs/results/vllm.md": ("engines", engines),
-    "docs/results/cheap-drafts.md": ("cheap drafts", cheap_drafts),
-    "docs/results/trees.md": ("trees", trees),
-    "docs/results/gpu.md": ("gpu", gpu),
-    "docs/results/calibration.md": ("certified", certified),
-    "docs/results/sprinter.md": ("sprinter", sprinter),
-}
-"""The table of each page, after the name of its markers."""
+TABLES: Sequence[tuple[str, str, Callable[[], str]]] = (
+    ("README.md", "speeds", speeds),
+    ("README.md", "when", whole.first),
+    ("docs/results.md", "bundled pair", bundled_pair),
+    ("docs/results/which-rule.md", "first page", first_page),
+    ("docs/results/chat.md", "chat", lambda: quality("chat")),
+    ("docs/results/drawn.md", "drawn", lambda: quality("drawn-blocks")),
+    ("docs/results/gate.md", "gate", gate),
+    ("docs/results/longer-drafts.md", "longer drafts", as_long),
+    ("docs/results/judge.md", "judge", lambda: quality("gsm8k-proof")),
+    ("docs/results/price.md", "price", price),
+    ("docs/results/limits.md", "refusals", refusals),
+    ("docs/results/cpu.md", "alone", alone),
+    ("docs/results/where-rules-pay.md", "where rules pay", headroom.table),
+    ("docs/results/right-answers.md", "right answers", whole.table),
+    ("docs/results/on-disk.md", "on disk", whole.on_disk),
+    ("docs/results/vllm.md", "engines", engines),
+    ("docs/results/cheap-drafts.md", "cheap drafts", cheap_drafts),
+    ("docs/results/trees.md", "trees", trees),
+    ("docs/results/gpu.md", "gpu", gpu),
+    ("docs/results/calibration.md", "certified", certified),
+    ("docs/results/sprinter.md", "sprinter", sprinter),
+)
+"""The tables of pages, after the names of their markers."""
 PICTURES = {
     "which-rule": draw_rules,
     "price": draw_price,
@@ -642,8 +643,9 @@ def card(text: str) -> str:
 def made() -> dict[Path, str]:
     """Return the pages and the card as the rows make them."""
     found = {}
-    for page, (name, table) in TABLES.items():
-        found[ROOT / page] = with_part((ROOT / page).read_text(encoding="utf-8"), name, table())
+    for page, name, table in TABLES:
+        path = ROOT / page
+        found[path] = with_part(found.get(path) or path.read_text(encoding="utf-8"), name, table())
     return found | {DATA / "README.md": card((DATA / "README.md").read_text(encoding="utf-8"))}
 
 
@@ -660,7 +662,7 @@ def main(*configurations: str, write: bool = False) -> None:
     if write:
         for path, text in made().items():
             path.write_text(text, encoding="utf-8")
-        for page, (_, table) in TABLES.items():
+        for page, _, table in TABLES:
             picture = (ROOT / page).with_suffix(".png")
             if picture.parent.name == "results":
                 PICTURES.get(picture.stem, partial(draw_table, table()))(picture)
@@ -668,7 +670,7 @@ def main(*configurations: str, write: bool = False) -> None:
         name, _, run = each.partition("/")
         print(quality(name, run or None) + "\n")
     if not configurations and not write:
-        for page, (name, table) in TABLES.items():
+        for page, name, table in TABLES:
             print(f"{page}, {name}\n\n{table()}\n")
 
 

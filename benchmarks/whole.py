@@ -1,7 +1,8 @@
 """What rules bring in whole answers with long drafts, at each cost of a drafted token, and with the target on disk.
 
 A rule that judges each drafted token on its own writes nearly the same text with drafts of any length. So an answer is
-replayed with drafts of other lengths than its own: a draft ends where its token was refused.
+replayed with drafts of other lengths than its own, and with drafts that end by their chances: a draft ends where its
+token was refused.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from .headroom import COST, DRAWN, LENGTHS, LOSSLESS, Replay, answers_of, best, draw_curves, right_price, rounds
+from .headroom import COST, DRAWN, LENGTHS, LOSSLESS, Replay, answers_of, draw_curves, right_price, rounds
 from .tables import Interval, Row, interval, markdown, points, ratio, rows, signed, times
 
 WHOLE, ON_DISK = "gsm8k-32", "gsm8k-on-disk"
@@ -27,6 +28,25 @@ MODES = {  # by configuration: its modes, the reference first, with the rule and
 }
 COSTS = (0.1, COST, 0.02, 0.01)
 """Of a drafted token in the table, as shares of a call of the target."""
+ENDS = (0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8)
+"""Drafts may end by their chances, too: once ``Π q(xᵢ)`` is below one of these."""
+
+
+def ended(answer: Row, least: float, longest: int = LENGTHS[-1]) -> tuple[int, int]:
+    """Return the rounds of an answer and the tokens that they draft, where drafts end once ``Π q(xᵢ)`` < ``least``.
+
+    Thousandths say how likely the draft finds each token of the text, and, from each refused one on, each token that
+    it would have drafted. What the last draft has past the text's end is not counted.
+    """
+    past = dict(zip(answer["refused"], answer["past"], strict=True))
+    at = count = drafted = 0
+    while at < answer["tokens"]:
+        stop = next((x for x in answer["refused"] if x >= at), answer["tokens"])
+        chances = np.array([*answer["chances"][at:stop], *past.get(stop, ())][:longest]) / 1000
+        unlikely = np.flatnonzero(chances.cumprod() < least)
+        n = int(unlikely[0]) + 1 if len(unlikely) else len(chances)
+        at, count, drafted = min(at + n, stop) + 1, count + 1, drafted + n
+    return count, drafted
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,9 +60,19 @@ class Written:
         return cls([*answers_of(configuration, mode).values()])
 
     @cached_property
-    def rounds(self) -> np.ndarray:
-        """``(N, Γ)`` the rounds of each answer with each length of drafts."""
-        return np.array([[rounds(x["tokens"], x["refused"], n) for n in LENGTHS] for x in self.answers])
+    def drafts(self) -> dict[str, np.ndarray]:
+        """``(N, 2)`` the rounds of each answer and the tokens that they draft, by the drafts' length or end."""
+        counts = {n: [rounds(x["tokens"], x["refused"], n) for x in self.answers] for n in LENGTHS}
+        found = {str(n): np.outer(count, (1, n)) for n, count in counts.items()}
+        if self.answers[0].get("chances"):
+            found |= {f"≥ {least}": np.array([ended(x, least) for x in self.answers]) for least in ENDS}
+        return found
+
+    def best(self, cost: float) -> tuple[str, np.ndarray]:
+        """Return the drafts that are best for all answers, and each answer's time with them, in calls."""
+        spent = {name: both @ (1, cost) for name, both in self.drafts.items()}
+        name = min(spent, key=lambda x: spent[x].sum())
+        return name, spent[name]
 
     @cached_property
     def scores(self) -> np.ndarray:
@@ -50,7 +80,7 @@ class Written:
 
     def beside(self, other: Written, cost: float) -> tuple[Interval, Interval]:
         """Return the times of an answer and of a right one beside another mode's, each with its best drafts."""
-        (_, own), (_, base) = (best(x.rounds, cost) for x in (self, other))
+        (_, own), (_, base) = (x.best(cost) for x in (self, other))
         return multiples(own, self.scores, base, other.scores)
 
 
@@ -68,10 +98,20 @@ def table() -> str:
         own = Written.of(WHOLE, mode)
         cells = [f"`{mode}`", len(own.answers), signed(points(own.scores, base.scores))]
         for cost in COSTS:
-            drafts = ", ".join(str(best(x.rounds, cost)[0]) for x in (own, base))
+            drafts = ", ".join(x.best(cost)[0] for x in (own, base))
             lines.append([*cells, cost, drafts, *map(times, own.beside(base, cost))])
             cells = ["", "", ""]
-    return markdown(("rule", "n", "points", "c", "γ", "answer, ×", "right answer, ×"), lines)
+    return markdown(("rule", "n", "points", "c", "drafts", "answer, ×", "right answer, ×"), lines)
+
+
+def first() -> str:
+    """Return README's table: what a right answer takes by the cost of a drafted token, and how many are lost."""
+    reference, *modes = MODES[WHOLE]
+    base, *written = (Written.of(WHOLE, mode) for mode in (reference, *modes))
+    lines = [[f"1/{1 / c:.0f} of a call", *(times(x.beside(base, c)[1]) for x in written)] for c in COSTS]
+    lost = [signed(points(x.scores, base.scores), 0) for x in written]
+    names = (f"`{mode.partition('@')[0]}`" for mode in modes)
+    return markdown(("a drafted token takes", *names), [*lines, ("right answers more, of 100", *lost)])
 
 
 def draw(path: Path) -> None:

@@ -97,7 +97,7 @@ def test_a_page_is_one_screen(page):
     tables = re.findall(r"^\|(?:---\|)+$", text, re.MULTILINE)
     assert len(tables) == 1
     if page.stem != "papers":
-        assert str(page.relative_to(ROOT)) in TABLES
+        assert str(page.relative_to(ROOT)) in {x for x, *_ in TABLES}
         assert f"]({page.stem}.png)" in text
         assert page.with_suffix(".png").stat().st_size
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from benchmarks import headroom, whole
+from benchmarks import whole
 from benchmarks.headroom import LENGTHS, answers_of, rounds
 from benchmarks.whole import MODES, ON_DISK, WHOLE, Written
 
@@ -29,18 +29,46 @@ def test_answers_written_token_by_token_are_those_of_generate(mode):
 )
 def test_shorter_drafts_are_replayed_to_calls_as_long_as_they_had(mode, five):
     own, seen = Written.of(WHOLE, mode), answers_of("gsm8k", five).values()
-    replayed = sum(x["tokens"] for x in own.answers) / own.rounds[:, 4].sum()
+    replayed = sum(x["tokens"] for x in own.answers) / own.drafts["5"][:, 0].sum()
     assert replayed == pytest.approx(sum(x["tokens"] for x in seen) / sum(x["rounds"] for x in seen), rel=0.02)
+
+
+def simulated(answer: dict, least: float, longest: int) -> tuple[int, int]:
+    """Write a text token by token; a draft is certain of nothing but what it has drafted."""
+    done = count = drafted = 0
+    while done < answer["tokens"]:
+        count, product, refused, n = count + 1, 1000, None, 0
+        while product >= 1000 * least and n < longest and (refused is not None or done + n < answer["tokens"]):
+            if refused is None and done + n in answer["refused"]:
+                refused, ahead = n, iter(answer["past"][answer["refused"].index(done + n)])
+            product *= (answer["chances"][done + n] if refused is None else next(ahead)) / 1000
+            n += 1
+        done, drafted = done + (n if refused is None else refused) + 1, drafted + n
+    return count, drafted
+
+
+def test_drafts_that_end_by_their_chances_are_those_of_a_simulation():
+    rng = np.random.default_rng(0)
+    for _ in range(200):
+        tokens = int(rng.integers(1, 60))
+        refused = np.flatnonzero(rng.random(tokens) < rng.random()).tolist()
+        chances = rng.integers(300, 1001, tokens).tolist()
+        answer = {"tokens": tokens, "refused": refused, "chances": chances}
+        answer |= {"past": rng.integers(300, 1001, (len(refused), 40)).tolist()}
+        least, longest = float(rng.choice([0.1, 0.3, 0.7])), int(rng.integers(1, 32))
+        assert whole.ended(answer, least, longest) == simulated(answer, least, longest)
+        count, drafted = whole.ended(answer, 0, longest)
+        assert count == rounds(tokens, refused, longest)
+        assert drafted <= count * longest
 
 
 def test_times_by_hand():
     own, base = Written.of(WHOLE, "typical@32"), Written.of(WHOLE, "lossless@32")
     answer, right = own.beside(base, 0.1)
-    best = [min((x.rounds[:, i] * (1 + 0.1 * gamma)).sum() for i, gamma in enumerate(LENGTHS)) for x in (own, base)]
+    best = [min((both[:, 0] + 0.1 * both[:, 1]).sum() for both in x.drafts.values()) for x in (own, base)]
     assert answer[0] == pytest.approx(best[0] / best[1])
     assert right[0] == pytest.approx(best[0] / own.scores.sum() / (best[1] / base.scores.sum()))
-    gamma, spent = headroom.best(own.rounds, 0.1)
-    assert (own.rounds[:, gamma - 1] * (1 + 0.1 * gamma)).sum() == pytest.approx(best[0]) == spent.sum()
+    assert {*map(str, LENGTHS)} <= {*own.drafts}
 
 
 def test_the_share_of_a_token_is_that_of_made_up_seconds():
