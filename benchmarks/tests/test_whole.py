@@ -62,6 +62,15 @@ def test_drafts_that_end_by_their_chances_are_those_of_a_simulation():
         assert drafted <= count * longest
 
 
+def test_the_default_ends_of_drafts_are_replayed_to_calls_and_tokens_that_were_seen():
+    seen = answers_of("near-top", "lossless@auto").values()
+    written = [x for x in answers_of(WHOLE, "lossless@32").values() if x["id"] < len(seen)]
+    count, drafted = np.array([whole.ended(x, 0.5, 15) for x in written]).sum(0)
+    calls = sum(x["rounds"] for x in seen)
+    assert sum(x["tokens"] for x in written) / count == pytest.approx(sum(x["tokens"] for x in seen) / calls, rel=0.03)
+    assert drafted / count == pytest.approx(sum(x["drafted"] for x in seen) / calls, rel=0.03)
+
+
 def test_times_by_hand():
     own, base = Written.of(WHOLE, "typical@32"), Written.of(WHOLE, "lossless@32")
     answer, right = own.beside(base, 0.1)

@@ -27,7 +27,7 @@ RATIO = Interval(12.34, 11.23, 13.45)
 SCORES = [
     ModeScore(
         LABEL, 1.0, 12345, -0.999, -1.0, -0.888, 13.37, 14.37, 12345.6, 100.0, 12345,
-        512.3, Interval(-12.3, -45.6, 23.4), 12.34, Interval(-1.23, -4.56, 2.34), 1.0,
+        512.3, Interval(-12.3, -45.6, 23.4), 12.34, 1.0,
         Speed(dict.fromkeys(("plain", "stock", "lossless"), RATIO), 12345), True,
     )
 ]  # fmt: skip
