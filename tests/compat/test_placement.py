@@ -12,6 +12,7 @@ import torch
 from accelerate import cpu_offload, disk_offload, dispatch_model
 
 from hf_lossy_assist import LossyUnsupportedError, enabled
+from hf_lossy_assist.compat.probe import ask
 from tests.acceptors.fixtures import verifier_head as verifier_for
 from tests.acceptors.table import judge_head
 from tests.forking import fork_module
@@ -75,6 +76,7 @@ def test_models_are_freed_whose_weights_are_loaded_on_demand(tmp_path: Path):
 def test_the_head_is_loaded_once_a_round_however_many_paths(how: str, tmp_path: Path):
     """And a few times more in a call that has to choose its dropout."""
     target, extra = placed(how, tmp_path), []
+    ask(target)  # by forwards of its own
     loads = loads_of(target.lm_head)
     for dropout in (0.3, "auto"):
         loads.clear()
