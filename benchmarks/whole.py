@@ -64,7 +64,7 @@ class Written:
         """``(N, 2)`` the rounds of each answer and the tokens that they draft, by the drafts' length or end."""
         counts = {n: [rounds(x["tokens"], x["refused"], n) for x in self.answers] for n in LENGTHS}
         found = {str(n): np.outer(count, (1, n)) for n, count in counts.items()}
-        if self.answers[0].get("chances"):
+        if all(x.get("chances") for x in self.answers):
             found |= {f"≥ {least}": np.array([ended(x, least) for x in self.answers]) for least in ENDS}
         return found
 
