@@ -71,6 +71,7 @@ def bounded(low: float, high: float = math.inf, *, integer: bool = False, word: 
 
 
 PROBABILITY = Rule("a number between 0 and 1", lambda x: is_number(x) and 0 <= x <= 1)
+SHARE = Rule("a number > 0 and <= 1", lambda x: is_number(x) and 0 < x <= 1)
 SIZE = Rule(f"a positive integer of at most {MOST:,}", lambda x: type(x) is int and 0 < x <= MOST)
 POSITIVE = Rule("a number above 0", lambda x: is_number(x) and x > 0)
 COUNT = Rule("an int >= 0", lambda x: type(x) is int and x >= 0)

@@ -26,7 +26,7 @@ from ..generation.spelling import OWN_RULE, Spelling, split
 from ..heads import Head
 from ..pairs import Pair
 from ..tasks.lookup import find
-from ..values import Rule, check_keys, check_name, is_number
+from ..values import SHARE, Rule, check_keys, check_name, is_number
 
 EVERYTHING = "everything"
 """The baseline that keeps every drafted token."""
@@ -37,8 +37,6 @@ _STOCK = {
     "cache": Rule("dynamic or static", lambda x: x in ("dynamic", "static")),
 }
 """Settings of transformers' assisted generation."""
-
-_NUCLEUS = Rule("a number > 0 and <= 1", lambda x: is_number(x) and 0 < x <= 1)
 
 
 @dataclass(frozen=True)
@@ -255,7 +253,7 @@ def modes_of(
     text: str, gamma: int | str, temperature: float | None, top_p: float, heads: Mapping[str, Head]
 ) -> list[DecodingMode]:
     """Read modes like :func:`parse_modes`, of which ``all`` stands for :func:`usual_modes`."""
-    _NUCLEUS.check("top_p", top_p)
+    SHARE.check("top_p", top_p)
     if top_p < 1 and temperature is None:
         raise LossyValueError(f"`top_p` is {top_p}, but without a `temperature` nothing is drawn; leave it out")
     modes = []

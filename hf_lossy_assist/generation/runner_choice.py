@@ -147,10 +147,11 @@ class _RunnerChoice:
             skips = call.of_batch and ask(model).free
             padding = padding_before(call.inputs.get("attention_mask")) if skips else 0
             return RecurrentRunner(inputs, call.inputs, length, self._seen, padding, keeps_cache=keeps_cache)
-        runner = DynamicCacheRunner(inputs, call.inputs, length, self._seen, self._last_position, self._before)
         # Some decoders leave out padding of a forward when they count its positions, but not that of forwards before.
-        runner.alone = model.config.is_encoder_decoder and bool((call.ids[:, 1:] == call.padding).any())
-        return runner
+        alone = model.config.is_encoder_decoder and bool((call.ids[:, 1:] == call.padding).any())
+        return DynamicCacheRunner(
+            inputs, call.inputs, length, self._seen, self._last_position, self._before, alone=alone
+        )
 
     def static(self, switch: FrequencySwitch | None) -> Runners | None:
         """Return runners on static caches; None where these are impossible or not wanted."""

@@ -191,8 +191,6 @@ class DynamicCacheRunner(ModelRunner):
     one text may hold ``before`` tokens in front of it. A prompt that is read ``alone`` has no draft behind it.
     """
 
-    alone = False
-
     def __init__(
         self,
         inputs: ForwardInputs,
@@ -202,6 +200,7 @@ class DynamicCacheRunner(ModelRunner):
         last_position: Tensor | None = None,
         before: int = 0,
         hands_on: bool = True,
+        alone: bool = False,
     ) -> None:
         self.model: PreTrainedModel = inputs.model
         self.device = device_of(self.model)
@@ -210,6 +209,7 @@ class DynamicCacheRunner(ModelRunner):
         self.carried = carried
         self.before = before
         self.hands_on = hands_on
+        self.alone = alone
         self.seen = self._start = seen  # there, the run's first forward begins
         self.sent = 0
         self._covered = length

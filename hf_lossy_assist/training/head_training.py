@@ -11,7 +11,7 @@ from ..errors import LossyValueError
 from ..heads import JudgeHead, ThresholdRow, VerifierConfig, VerifierHead, VerifierRow, columns, fold
 from ..heads.judge_head import POSITIONS as JUDGE_POSITIONS
 from ..heads.verifier_head import POSITIONS as VERIFIER_POSITIONS
-from ..values import POSITIVE, PROBABILITY, Checked, Rule, is_number, or_none
+from ..values import POSITIVE, PROBABILITY, SHARE, Checked, Rule, or_none
 from .examples import Examples, Origin, Ratios, check
 from .validation import (
     RECALLS,
@@ -23,8 +23,6 @@ from .validation import (
     recall_and_skipped,
 )
 
-_SHARE = Rule("a number above 0 and at most 1", lambda x: is_number(x) and 0 < x <= 1)
-
 
 @dataclass(frozen=True)
 class JudgeSettings(Checked):
@@ -33,7 +31,7 @@ class JudgeSettings(Checked):
     models: str = "target"
     positions: str | None = None  # None: "previous" or "draft", whichever is better out of fold
     # The share of important tokens that the default threshold has to find, out of fold.
-    recall: Annotated[float, _SHARE] = 0.9
+    recall: Annotated[float, SHARE] = 0.9
     strengths: tuple[float, ...] = STRENGTHS  # the grid of scikit-learn's ``C``
     seed: int = 0  # of the folds
 
@@ -93,7 +91,7 @@ class VerifierSettings(Checked):
     # A token is committed iff the head's probability is above it; 0.5 by default.
     threshold: Annotated[float | None, or_none(PROBABILITY)] = None
     # Instead of it: the share of acceptable tokens that has to be committed, out of fold.
-    recall: Annotated[float | None, or_none(_SHARE)] = None
+    recall: Annotated[float | None, or_none(SHARE)] = None
     strengths: tuple[float, ...] = STRENGTHS  # the grid of scikit-learn's ``C``
     seed: int = 0  # of the folds
 
