@@ -54,11 +54,10 @@ def rounds(length: int, stops: Sequence[int], gamma: int) -> int:
     return count
 
 
-def best(rounds: np.ndarray, cost: float) -> tuple[int, np.ndarray]:
-    """Return the γ that is best for all texts, and each text's time with it in calls, of its rounds ``(N, Γ)``."""
+def best(rounds: np.ndarray, cost: float) -> np.ndarray:
+    """Return the time of each text with the γ that is best for all, in calls, of its rounds with each γ ``(N, Γ)``."""
     spent = rounds * (1 + cost * LENGTHS)
-    at = spent.sum(0).argmin()
-    return int(LENGTHS[at]), spent[:, at]
+    return spent[:, spent.sum(0).argmin()]
 
 
 @dataclass(frozen=True, eq=False)
@@ -117,7 +116,7 @@ class Replay:
 
     def beside(self, other: Replay, cost: float) -> Interval:
         """Return the time of an answer beside another rule's, where a drafted token costs so much."""
-        return interval(np.stack([best(x.rounds, cost)[1] for x in (self, other)], axis=1), ratio, log=True)
+        return interval(np.stack([best(x.rounds, cost) for x in (self, other)], axis=1), ratio, log=True)
 
     @property
     def calls(self) -> float:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 
 import numpy as np
@@ -56,6 +56,7 @@ class Written:
     answers: Sequence[Row]
 
     @classmethod
+    @cache
     def of(cls, configuration: str, mode: str) -> Written:
         return cls([*answers_of(configuration, mode).values()])
 
@@ -90,12 +91,16 @@ def multiples(*columns: np.ndarray) -> tuple[Interval, Interval]:
     return interval(both[:, [0, 2]], ratio, log=True), interval(both, right_price, log=True)
 
 
+def beside_lossless() -> tuple[Written, dict[str, Written]]:
+    """Return the reference's answers with long drafts, and those of the other modes by name."""
+    written = {mode: Written.of(WHOLE, mode) for mode in MODES[WHOLE]}
+    return written.pop(next(iter(written))), written
+
+
 def table() -> str:
     """Return what rules cost and gain in whole answers, by the cost of a drafted token."""
-    reference, *modes = MODES[WHOLE]
-    base, lines = Written.of(WHOLE, reference), []
-    for mode in modes:
-        own = Written.of(WHOLE, mode)
+    (base, modes), lines = beside_lossless(), []
+    for mode, own in modes.items():
         cells = [f"`{mode}`", len(own.answers), signed(points(own.scores, base.scores))]
         for cost in COSTS:
             drafts = ", ".join(x.best(cost)[0] for x in (own, base))
@@ -106,10 +111,9 @@ def table() -> str:
 
 def first() -> str:
     """Return README's table: what a right answer takes by the cost of a drafted token, and how many are lost."""
-    reference, *modes = MODES[WHOLE]
-    base, *written = (Written.of(WHOLE, mode) for mode in (reference, *modes))
-    lines = [[f"1/{1 / c:.0f} of a call", *(times(x.beside(base, c)[1]) for x in written)] for c in COSTS]
-    lost = [signed(points(x.scores, base.scores), 0) for x in written]
+    base, modes = beside_lossless()
+    lines = [[f"1/{1 / c:.0f} of a call", *(times(x.beside(base, c)[1]) for x in modes.values())] for c in COSTS]
+    lost = [signed(points(x.scores, base.scores), 0) for x in modes.values()]
     names = (f"`{mode.partition('@')[0]}`" for mode in modes)
     return markdown(("a drafted token takes", *names), [*lines, ("right answers more, of 100", *lost)])
 
@@ -119,9 +123,8 @@ def draw(path: Path) -> None:
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(10, 4.5), layout="constrained")
-    base, *others = (Written.of(WHOLE, mode) for mode in MODES[WHOLE])
-    _, *names = MODES[WHOLE]
-    curves = {x: np.array([own.beside(base, c) for c in DRAWN]) for x, own in zip(names, others, strict=True)}
+    base, modes = beside_lossless()
+    curves = {x: np.array([own.beside(base, c) for c in DRAWN]) for x, own in modes.items()}
     for i, axes in enumerate(figure.subplots(1, 2, sharey=True)):
         draw_curves(axes, {name: values[:, i] for name, values in curves.items()})
         axes.set_title(f"the time of {('an answer', 'a right answer')[i]}")
