@@ -46,6 +46,7 @@ def faults(run: Run) -> None:
                 before = _call(run, target, fault, "before", **ours, num_assistant_tokens=4)
                 with _planted(target, happens) as met:
                     _call(run, target, fault, "planted", **ours, num_assistant_tokens=gamma, met=met)
+                torch.rand(1, device=run.device)  # a failed recording must leave the device's generator free
                 _call(run, target, fault, "the same again", **ours, num_assistant_tokens=gamma)
                 _is_back(run, fault, before, _call(run, target, fault, "later", **ours, num_assistant_tokens=4))
 

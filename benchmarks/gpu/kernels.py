@@ -229,6 +229,7 @@ class Twin:
         for _ in range(2):
             body()
         self.body = _recorded(body) if run.cuda else body
+        self.source = body  # a graph holds no tensor that it reads
         # Neither compiling nor recording has seen these tokens.
         ids.copy_(text[:, BEFORE:])
         self.body()

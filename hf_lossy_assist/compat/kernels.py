@@ -114,11 +114,15 @@ def cpu_kernels() -> dict[str, bool]:
     }
 
 
-def close_pool(device: int, pool: Any) -> None:
-    """Close a pool that a failed capture of a CUDA graph left open: while one is open, torch frees no memory.
+def clean_up(device: int, pool: Any) -> None:
+    """Undo what a failed capture of a CUDA graph leaves behind: it raises before it has ended.
 
-    The capture raises before it closes its pool; a capture that did not fail, but whose code did, has closed it.
+    While its pool is open, torch frees no memory. While the device's generator takes itself for captured, nothing can
+    be drawn on the device; the next capture that ends well sets it free. Where not the capture failed, but the code
+    in it, both have ended already.
     """
     with suppress(RuntimeError):
         torch._C._cuda_endAllocateToPool(device, pool)
         torch._C._cuda_releasePool(device, pool)
+    with suppress(RuntimeError), torch.cuda.graph(torch.cuda.CUDAGraph(), capture_error_mode="thread_local"):
+        torch.zeros(1, device="cuda")  # torch warns of an empty graph

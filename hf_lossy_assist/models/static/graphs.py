@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from transformers import CompileConfig
 
-from ...compat.kernels import close_pool
+from ...compat.kernels import clean_up
 from .cache_slot import GraphMemory, StaticCacheSlot
 from .forwards import Make
 from .layerwise import compiling
@@ -138,7 +138,7 @@ def cuda_graph(body: Callable[[], Any], device: torch.device, memory: GraphMemor
             with torch.cuda.stream(current), torch.cuda.graph(graph, memory.pool, capture_error_mode="thread_local"):
                 output = body()
         except BaseException:
-            close_pool(torch.cuda.current_device(), memory.pool)
+            clean_up(torch.cuda.current_device(), memory.pool)
             raise
     return graph.replay, output
 

@@ -330,21 +330,23 @@ def test_graphs_of_one_cache_share_its_memory(recorder, default_ends):
 
 
 @pytest.mark.parametrize("fault", ["the capture", "the code", None])
-def test_a_failed_capture_leaves_no_pool_open(fault, monkeypatch):
-    """By what torch does: a capture that was invalidated raises before it closes its pool."""
-    opened, closed, released = [], [], []
+def test_a_failed_capture_leaves_no_pool_open_and_no_generator_captured(fault, monkeypatch):
+    """By what torch does: a capture that was invalidated raises before it closes its pool and frees the generator."""
+    opened, closed, released, captured = [], [], [], set()
 
     class Capture(contextlib.nullcontext):
-        def __init__(self, graph, pool, capture_error_mode):
+        def __init__(self, graph, pool=None, capture_error_mode="global"):
             self.pool = pool
 
         def __enter__(self):
+            captured.add("the default generator")
             opened.append(self.pool)
 
         def __exit__(self, *error):
-            if fault == "the capture":
+            if fault == "the capture" and self.pool:
                 raise RuntimeError("operation failed due to a previous error during capture")
             opened.remove(self.pool)
+            captured.clear()
 
     def end(device, pool):
         if pool not in opened:
@@ -356,6 +358,7 @@ def test_a_failed_capture_leaves_no_pool_open(fault, monkeypatch):
     cuda |= {"current_stream": MagicMock, "current_device": lambda: 0, "graph_pool_handle": lambda: (0, 7)}
     for name, value in cuda.items() | {"CUDAGraph": MagicMock, "graph": Capture}.items():
         monkeypatch.setattr(torch.cuda, name, value)
+    monkeypatch.setattr(torch, "zeros", MagicMock())
     monkeypatch.setattr(torch._C, "_cuda_endAllocateToPool", end, raising=False)
     monkeypatch.setattr(torch._C, "_cuda_releasePool", lambda *pool: released.append(pool), raising=False)
     runs = []
@@ -368,7 +371,7 @@ def test_a_failed_capture_leaves_no_pool_open(fault, monkeypatch):
     memory = GraphMemory()
     with pytest.raises((RuntimeError, ValueError)) if fault else contextlib.nullcontext():
         cuda_graph(body, torch.device("cuda", 0), memory)
-    assert not opened
+    assert not opened and not captured
     assert closed == released == ([(0, (0, 7))] if fault == "the capture" else [])
     assert memory.pool == (0, 7)
 
