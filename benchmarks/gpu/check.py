@@ -19,24 +19,22 @@ from hf_lossy_assist.errors import LossyValueError
 
 from .equality import equality
 from .faults import faults
-from .kernels import kernels
 from .real_answers import answers, large
 from .run import Run
-from .speed import batch, first, speed
+from .speed import batch, speed
 
 LEASE = {
-    "kernels": (kernels, 200), "speed": (speed, 120), "batch": (batch, 48), "answers": (answers, 90),
-    "large": (large, 48), "faults": (faults, 30),
+    "speed": (speed, 150), "batch": (batch, 50), "large": (large, 60), "answers": (answers, 60), "faults": (faults, 30),
 }  # fmt: skip
-PARTS = LEASE | {"equality": (equality, 90), "first": (first, 120)}
-"""Parts by name, and the seconds that each may take; without ``--parts``, those of a lease of ten minutes run."""
+PARTS = LEASE | {"equality": (equality, 90)}
+"""Parts by name, and the seconds that each may take; without ``--parts``, those of a lease of six minutes run."""
 
 
 def check(
-    *, out: Path | None = None, tiny: bool = False, budget: float = 540.0, parts: str = ",".join(LEASE),
+    *, out: Path | None = None, tiny: bool = False, budget: float = 350.0, parts: str = ",".join(LEASE),
     options: str = "null",
 ) -> None:  # fmt: skip
-    """Measure kernels, speeds and answers, and check equality and faults, on a CUDA GPU.
+    """Measure speeds and answers, and check equality and faults, on a CUDA GPU.
 
     Parameters
     ----------
@@ -47,9 +45,9 @@ def check(
     budget
         Seconds that all parts may take.
     parts
-        Some of kernels, speed, batch, answers, large, faults, equality, first; the last is left out first.
+        Some of speed, batch, large, answers, faults, equality; the last is left out first.
     options
-        Inductor's, as JSON; `kernels` chooses them otherwise.
+        Inductor's, as JSON, instead of the package's own.
     """
     if unknown := sorted({*parts.split(",")} - {*PARTS}):
         raise LossyValueError(f"`--parts` has to be some of {list(PARTS)}, but has {unknown}")

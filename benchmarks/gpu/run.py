@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import gc
 import json
-import math
 import signal
 import time
 import traceback
@@ -19,7 +18,7 @@ from typing import Any, TypeAlias, TypeVar
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from hf_lossy_assist.evaluation.quality import Interval, times_as_fast
+from hf_lossy_assist.evaluation.quality import times_as_fast
 
 Item = TypeVar("Item")
 Row: TypeAlias = dict[str, Any]
@@ -33,7 +32,7 @@ class TimeIsUp(BaseException):
 class Run:
     """Says one JSON object per line, as soon as it is known, and keeps to a budget of seconds.
 
-    ``options`` are Inductor's, with which whole models are compiled; None lets ``kernels`` choose them.
+    ``options`` are Inductor's; None asks for those of the package.
     """
 
     device: str
@@ -205,18 +204,3 @@ def _by_text(rows: list[Row]) -> list[tuple[float, float]]:
 
 def rounded(values: Sequence[float], digits: int = 4) -> list[float]:
     return [round(x, digits) for x in values]
-
-
-def median_interval(values: Sequence[float]) -> Interval:
-    """Return a median, and the ends of its interval of at least 95 %: order statistics, for six values and more.
-
-    Examples
-    --------
-    >>> median_interval([3.0, 1.0, 2.0, 6.0, 5.0, 4.0])
-    (3.5, 1.0, 6.0)
-    """
-    n, ordered = len(values), sorted(values)
-    # As many values are below the median as heads in n throws; a 40th of the chance may lie below the interval.
-    below = [sum(math.comb(n, i) for i in range(k + 1)) / 2**n for k in range(n)]
-    k = max((k for k in range(n) if below[k] <= 0.025), default=0)
-    return median(ordered), ordered[k], ordered[n - 1 - k]

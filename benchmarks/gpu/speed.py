@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import os
-import subprocess
-import sys
-import tempfile
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, TypeAlias
 
 import torch
@@ -18,12 +13,12 @@ from transformers import CompileConfig, LogitsProcessorList, PreTrainedModel
 from hf_lossy_assist import last_stats
 from hf_lossy_assist.core.distributions import Randomness
 from hf_lossy_assist.drafting.vocabulary import SAME
+from hf_lossy_assist.models.quantised import dtype_of, quantize_draft
 from hf_lossy_assist.models.static.cache_slot import give_back, take_slot
 from hf_lossy_assist.models.static.fixed import FixedSampler, Widths
 from hf_lossy_assist.models.static.graphs import RECORDERS, CompiledRecording, Recording
 from hf_lossy_assist.models.static.runner import StaticCacheRunner
 
-from .kernels import TUNED
 from .known_texts import is_known, pair_of, prompts
 from .run import Row, Run, heard
 
@@ -34,43 +29,25 @@ ALPHA = 0.8
 
 
 def speed(run: Run) -> None:
-    """Time first calls, then eight texts: three times with γ = 4, once with 8, and once with many slots."""
-    _in_its_own_process(run)
+    """Time first calls, forward passes, and eight texts with γ = 4 and without drafts; then a rounded draft's passes.
+
+    The first call is cold where the compiler has nothing on disk.
+    """
     target, draft = pair_of(run, ALPHA)
-    long = 200 if run.tiny else 3900
-    for slots, length, drafts, repeats in ((256, 64, 4, 3), (256, 64, 8, 1), (4096, long, 4, 1)):
-        texts = prompts(run, 2 if run.tiny else 8, length) % target.config.vocab_size
-        cases = {}
-        for gamma in (drafts, 0):
-            with run.step(f"first call, γ = {gamma}, {slots} slots") as begins:
-                if begins:
-                    if gamma or drafts == 4:
-                        _first_call(run, target, draft, gamma, texts[:1], slots=slots)
-                    cases[_name(gamma)] = _later(run, target, texts, _ours(run, draft, gamma))
-            if begins and slots == 256 and gamma == 4:
-                forwards(run, target, draft, texts[:1], "compiled", gamma)
-        rows = run.interleaved("speed", cases, [*range(len(texts))] * (1 if run.tiny else repeats), slots=slots)
-        if PLAIN in rows:
-            run.compare("speed", rows, PLAIN, slots=slots, alpha=ALPHA)
-
-
-def first(run: Run) -> None:
-    """Time the first call of a process; ``speed`` starts one whose compiler has nothing on disk."""
-    target, draft = pair_of(run, ALPHA)
-    _first_call(run, target, draft, 4, prompts(run), slots=256)
-
-
-def _in_its_own_process(run: Run) -> None:
-    """Time a first call elsewhere; what it compiles is then on disk, for this process's first call."""
-    with run.step("first call of a process, cold", 30 if run.cuda else 0) as begins:
-        if begins:
-            os.environ["TORCHINDUCTOR_CACHE_DIR"] = tempfile.mkdtemp()
-            os.environ.pop("TRITON_CACHE_DIR", None)
-            given = ["--parts", "first", "--budget", str(run.left / 2), "--options", json.dumps(dict(_options(run)))]
-            given += ["--tiny"] if run.tiny else []
-            given += ["--out", str(run.out.resolve())] if run.out else []
-            folder = Path(__file__).parents[2]
-            subprocess.run([sys.executable, "-m", "benchmarks.gpu.check", *given], check=True, cwd=folder)
+    texts = prompts(run, 2 if run.tiny else 8) % target.config.vocab_size
+    cases = {}
+    for gamma in (4, 0):
+        with run.step(f"first call, γ = {gamma}") as begins:
+            if begins:
+                _first_call(run, target, draft, gamma, texts[:1], slots=256)
+                cases[_name(gamma)] = _later(run, target, texts, _ours(run, draft, gamma))
+                forwards(run, target, texts[:1], "compiled", widths=(gamma + 1,))
+    forwards(run, draft, texts[:1], "compiled", drafts=(1, 4))
+    rows = run.interleaved("speed", cases, range(len(texts)), slots=256)
+    if PLAIN in rows:
+        run.compare("speed", rows, PLAIN, slots=256, alpha=ALPHA)
+    if run.cuda:
+        forwards(run, quantize_draft(draft), texts[:1], "compiled", drafts=(1, 4))
 
 
 def _first_call(run: Run, target: Model, draft: Model, gamma: int, text: Tensor, slots: int) -> None:
@@ -89,12 +66,10 @@ def _ours(run: Run, draft: Model, gamma: int) -> dict[str, Any]:
     return ours | {"lossy_config": {"compile": True}, "compile_config": config(run)}
 
 
-def _options(run: Run) -> dict[str, Any]:
-    return TUNED if run.options is None else dict(run.options)
-
-
 def config(run: Run) -> CompileConfig:
-    return CompileConfig(options=_options(run)) if run.cuda else CompileConfig(backend="eager")
+    if not run.cuda:
+        return CompileConfig(backend="eager")
+    return CompileConfig() if run.options is None else CompileConfig(options=dict(run.options))
 
 
 def decoded(run: Run, target: Model, text: Tensor, new: int, **kwargs: Any) -> Row:
@@ -145,33 +120,34 @@ def batch(run: Run) -> None:
             run.compare("batch", found, PLAIN, rows=rows, alpha=ALPHA)
 
 
-def forwards(run: Run, target: Model, draft: Model, prompt: Tensor, way: str, gamma: int) -> None:
-    """Time a verifying forward and a whole draft alone: what a round's time is compared with."""
+def forwards(
+    run: Run, model: Model, prompt: Tensor, way: str, widths: tuple[int, ...] = (), drafts: tuple[int, ...] = ()
+) -> None:
+    """Time forward passes over so many tokens, and whole drafts, alone: what a round's time is compared with."""
     if (recorder := RECORDERS.get(prompt.device.type)) is None:
         return
     how = CompiledRecording(recorder, config(run)) if way == "compiled" else Recording(recorder)
-    for name, model, shapes in (
-        ("target", target, Widths((gamma + 1,), room=gamma + 1)),
-        ("draft", draft, Widths(drafts=(gamma,), sampler=GREEDY, room=gamma + 1)),
-    ):
-        with run.step(f"forwards of the {name}") as begins, torch.no_grad():
+    about = {"parameters": model.num_parameters(), "int8": dtype_of(model) == "int8", "way": way}
+    for what, number in [("tokens", n) for n in widths] + [("drafted", n) for n in drafts]:
+        with run.step(f"forwards, {what} {number}") as begins, torch.no_grad():
             if not begins:
                 continue
+            shapes = Widths(widths, drafts=drafts, sampler=GREEDY, room=2 + max(widths + drafts))
             runner = StaticCacheRunner(model, take_slot(model, 256), {})
             runner.fixed.prepare(runner, how, shapes)
             runner.forward(prompt)
             start = runner.seen
 
-            def once(runner=runner, start=start, name=name) -> None:
+            def once(runner=runner, start=start, what=what, number=number) -> None:
                 runner.rewind(start)
-                if name == "target":
-                    runner.forward(prompt[:, : gamma + 1])
+                if what == "tokens":
+                    runner.forward(prompt[:, :number])
                 else:
-                    runner.draft(prompt, gamma, Randomness())
+                    runner.draft(prompt, number, Randomness())
 
             once()
             seconds, _ = run.seconds(lambda once=once: [once() for _ in range(20)])
             ms, seen = round(1000 * seconds / 20, 3), run.kernels(once)
             count = sum(n for n, _ in seen.values())
-            run.say("forward", model=name, way=way, gamma=gamma, ms=ms, count=count, kernels=seen)
+            run.say("forward", **{what: number}, **about, ms=ms, count=count, kernels=seen)
             give_back(model, runner.slot)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import signal
 import time
@@ -10,16 +9,15 @@ import time
 import pytest
 import torch
 
-from benchmarks.gpu import kernels, speed
-from benchmarks.gpu.check import LEASE, PARTS, app, check
+from benchmarks.gpu import speed
+from benchmarks.gpu.check import LEASE, PARTS, check
 from benchmarks.gpu.faults import FAULTS, faults
-from benchmarks.gpu.kernels import FIVE, VARIANTS
 from benchmarks.gpu.known_texts import is_known, pair_of, prompts
-from benchmarks.gpu.run import Run, median_interval
+from benchmarks.gpu.run import Run
 from benchmarks.gpu.speed import forwards
-from benchmarks.tests.running import run as run_command
 from hf_lossy_assist.acceptors import REGISTRY
 from hf_lossy_assist.errors import LossyValueError
+from hf_lossy_assist.models.quantised import quantize_draft
 from tests.graphs import Recorder, record
 
 
@@ -90,33 +88,6 @@ def test_cases_take_turns_and_only_items_that_all_have_answered_count(tmp_path):
     assert fast["times_plain"][1] < 11.5 / 6 < fast["times_plain"][2]
 
 
-@pytest.mark.parametrize(("n", "first"), [(6, 1), (8, 1), (9, 2), (15, 4), (20, 6)])
-def test_medians_have_the_ranks_of_the_sign_test(n, first):
-    """Ranks from the usual tables of a median's 95 % interval."""
-    assert median_interval([*range(n, 0, -1)]) == ((n + 1) / 2, first, n + 1 - first)
-
-
-def test_each_variant_computes_the_model_and_launches_what_it_should(tmp_path, monkeypatch):
-    """The oracle is a whole forward in float32 without a cache, and products are counted by hand."""
-    one_each = {name: dataclasses.replace(variant, cases=(FIVE,)) for name, variant in VARIANTS.items()}
-    for name in ("tuning", "tuning, combo, fold, split, PDL"):  # on a CPU, as those before
-        del one_each[name]
-    monkeypatch.setattr(kernels, "VARIANTS", one_each)
-    run = Run("cpu", True, 1000.0, tmp_path)
-    run.part("kernels", kernels.kernels, 1000)
-    rows = {x["variant"]: x for x in said(tmp_path) if "variant" in x}
-    assert not run.failed
-    assert [*rows] == [*one_each]
-    products = {name: row["a_layer"].get("aten::mm", 0) for name, row in rows.items()}
-    # Fused are qkv, o, gate and up, down. Few rows are multiplied by int8 weights in sums, which read these as stored.
-    assert [*products.values()] == [7, 7, 5 * 7, 4, 0]
-    for name, row in rows.items():
-        assert [*row["error"]] == ["1", "2"]
-        assert all(x < 1e-5 if "int8" not in name else 1e-4 < x < 0.05 for x in row["error"].values())
-        assert (row["n"], row["aim_ms"]) == (3, 4.2)
-    assert run.options in [variant.options for variant in one_each.values() if variant.for_calls]
-
-
 def test_faults_are_met_where_something_is_recorded(tmp_path, monkeypatch):
     def no_memory(states):
         raise torch.OutOfMemoryError("planted")  # for memory of a CPU torch raises another error
@@ -141,9 +112,15 @@ def test_faults_are_met_where_something_is_recorded(tmp_path, monkeypatch):
 def test_forwards_are_timed_alone(way, tmp_path, monkeypatch):
     record(monkeypatch, Recorder())
     run = Run("cpu", True, 1000.0, tmp_path, ends=1000.0)
-    forwards(run, *pair_of(run), prompts(run), way, 4)
+    target, draft = pair_of(run)
+    forwards(run, target, prompts(run), way, widths=(5, 1))
+    forwards(run, quantize_draft(draft), prompts(run), way, drafts=(1, 4))
     lines = said(tmp_path)
-    assert [(x["part"], x["model"], x["ms"] > 0) for x in lines] == [("forward", x, True) for x in ("target", "draft")]
+    assert [(x.get("tokens"), x.get("drafted"), x["int8"]) for x in lines] == [
+        (5, None, False), (1, None, False), (None, 1, True), (None, 4, True),
+    ]  # fmt: skip
+    assert all(x["part"] == "forward" and x["ms"] > 0 for x in lines)
+    assert lines[3]["count"] > lines[2]["count"]
 
 
 @pytest.fixture
@@ -164,17 +141,14 @@ def test_the_check_runs_with_tiny_models(tmp_path):
 
 
 @pytest.mark.usefixtures("_no_hurry")
-def test_a_lease_runs_with_tiny_models(tmp_path, monkeypatch):
-    monkeypatch.setattr(kernels, "VARIANTS", {"base": dataclasses.replace(VARIANTS["base"], cases=(FIVE,))})
-    monkeypatch.setattr(speed.subprocess, "run", lambda given, **_: run_command(app, *given[3:]))
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "")
-    assert list(LEASE) == "kernels speed batch answers large faults".split()
+def test_a_lease_runs_with_tiny_models(tmp_path):
+    assert list(LEASE) == "speed batch large answers faults".split()
     check(out=tmp_path, tiny=True, budget=10_000.0)
     lines = said(tmp_path)
-    wanted = ["ceilings", "kernels", "first call", "speed", "batch", "answers", "large", "faults", "end"]
+    wanted = ["first call", "speed", "batch", "large", "answers", "faults", "end"]
     assert [x for x in dict.fromkeys(x["part"] for x in lines) if x not in ("device", "end")] == wanted[:-1]
     assert all(x["text_is_right"] for x in lines if "text_is_right" in x)
-    for part, beside in (("speed", 6), ("batch", 2), ("answers", 5), ("large", 5)):
+    for part, beside in (("speed", 2), ("batch", 2), ("answers", 5), ("large", 5)):
         summaries = [x for x in lines if x["part"] == part and "times_plain" in x]
         assert len(summaries) == beside
         assert all(x["times_plain"] == [1, 1, 1] for x in summaries if x["case"] == speed.PLAIN)

@@ -175,18 +175,6 @@ def products(rows: Tensor, weight: Tensor) -> Tensor:
     return torch.stack([(row.float() * weight.float()).sum(-1) for row in rows])
 
 
-class FewRowsLinear(nn.Linear):
-    """Multiplies few rows by :func:`products`, each by itself."""
-
-    def forward(self, states: Tensor) -> Tensor:
-        rows = states.reshape(-1, self.in_features)
-        if len(rows) > FEW_ROWS:
-            return super().forward(states)
-        bias = 0 if self.bias is None else self.bias
-        out = (products(rows, self.weight) + bias).to(states.dtype)
-        return out.view(*states.shape[:-1], self.out_features)
-
-
 class WeightOnlyInt8Linear(QuantisedLinear):
     """Reads its weights as they are where a device has a kernel for it, and else widens them for every product.
 

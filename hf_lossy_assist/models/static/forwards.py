@@ -181,11 +181,6 @@ class Compiling:
         plain = self.options["mode"] in (None, "default") and not self.options["options"]
         return plain and self.options["backend"] == "inductor" and model.device.type in TUNING
 
-    def tuned(self, model: nn.Module) -> bool:
-        """Tell whether the compiler tunes kernels of its own for products of few rows."""
-        given = self.options["options"] or {}
-        return model.device.type in TUNING and (self._tunes(model) or bool(given.get("coordinate_descent_tuning")))
-
 
 def whole(model: PreTrainedModel, decorated: bool) -> Callable[..., Any]:
     """Return a model's forward with its LM head; see :func:`states_of`."""

@@ -13,7 +13,6 @@ from transformers.cache_utils import Cache
 from ...compat.caches import LAYER_INDEX, cache_name, count_in_all_layers, is_counted_once, one_layer
 from ...compat.kernels import folding
 from ...compat.models import attention_of
-from ..quantised import FewRowsLinear
 from .cache_slot import StaticCacheSlot, new_static_cache
 from .forwards import Compiling, Make, decoder_layers, path_to_decoder, shallow, with_decoder
 
@@ -40,25 +39,19 @@ class CompilingLayers(Compiling):
         if (kinds := layer_kinds_of(model)) is None:
             return super()._made(model, make)
         code = {kind: self._compiled(_forward, model) for kind in set(kinds)}
-        return make(with_layers(model, [code[kind] for kind in kinds], Compact(model.device.type, self.tuned(model))))
+        return make(with_layers(model, [code[kind] for kind in kinds], Folding(model.device.type)))
 
 
-class Compact:
-    """Lets a module's copy need fewer kernels, and read less: heads that share keys attend together.
+class Folding:
+    """Lets heads that share keys attend together in a module's copy, which then reads them once."""
 
-    ``tuned`` lets linear layers multiply few rows by kernels of the compiler's own, which tunes them.
-    """
-
-    def __init__(self, device: str, tuned: bool) -> None:
+    def __init__(self, device: str) -> None:
         self.device = device
-        self.tuned = tuned
         self._configs: dict[int, PreTrainedConfig] = {}
 
     def __call__(self, twin: nn.Module) -> None:
         if isinstance(config := getattr(twin, "config", None), PreTrainedConfig):
             twin.__dict__["config"] = self._configs.setdefault(id(config), folding(config, self.device))
-        if self.tuned and type(twin) is nn.Linear:
-            twin.__class__ = FewRowsLinear
 
 
 def compiling(config: CompileConfig | None) -> Compiling:

@@ -27,8 +27,8 @@ SIZES = {
     "8B": {"hidden_size": 4096, "intermediate_size": 14336, "head_dim": 128},
 }
 SLOTS, TWINS = 256, (2, 4)
-MOST = {("1B", 1): 9, ("1B", 2): 10, ("8B", 5): 10}
-"""Kernels of a layer, by size and tokens. Without the package's options there are 19 for each."""
+MOST = {("1B", 1): (9, 0), ("1B", 2): (15, 7), ("8B", 5): (15, 7)}
+"""Kernels of a layer, by size and tokens, and how many of them are a library's. Without the package's options, 19."""
 
 
 def launched(launches: Launches, size: str, tokens: int, layers: int) -> Counter[str]:
@@ -76,6 +76,7 @@ def _share_code(patch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(("size", "tokens"), MOST)
 def test_a_layer_has_few_kernels(size, tokens):
-    layer = a_layer(size, tokens)
-    assert not any(name.startswith(("extern_kernels", "aten.")) for name in layer)
-    assert sum(layer.values()) <= MOST[size, tokens], layer
+    """One row is multiplied by generated kernels; for more, a library's are faster by far on an H200."""
+    layer, (most, products) = a_layer(size, tokens), MOST[size, tokens]
+    assert sum(n for name, n in layer.items() if name.startswith(("extern_kernels", "aten."))) == products
+    assert sum(layer.values()) <= most, layer

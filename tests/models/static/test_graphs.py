@@ -371,7 +371,8 @@ def test_a_failed_capture_leaves_no_pool_open_and_no_generator_captured(fault, m
     memory = GraphMemory()
     with pytest.raises((RuntimeError, ValueError)) if fault else contextlib.nullcontext():
         cuda_graph(body, torch.device("cuda", 0), memory)
-    assert not opened and not captured
+    assert not opened
+    assert not captured
     assert closed == released == ([(0, (0, 7))] if fault == "the capture" else [])
     assert memory.pool == (0, 7)
 

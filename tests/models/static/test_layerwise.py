@@ -6,13 +6,10 @@ import warnings
 
 import pytest
 import torch
-from torch import nn
 from transformers import CompileConfig
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 
 from hf_lossy_assist.compat.caches import CACHE
-from hf_lossy_assist.models import quantised
-from hf_lossy_assist.models.quantised import FEW_ROWS
 from hf_lossy_assist.models.static.cache_slot import StaticCacheSlot, new_static_cache
 from hf_lossy_assist.models.static.forwards import TUNING, Compiling, states_of
 from hf_lossy_assist.models.static.layerwise import CompilingLayers, compiling, layer_kinds_of
@@ -65,11 +62,10 @@ def test_as_many_graphs_as_kinds_of_layers(architecture):
         (padded(), {"tree": {"depth": 3, "top_k": 2, "nodes": 8}}),
     ],
 )
-def test_batches_draws_and_trees(case, config, recorder, monkeypatch):
-    """Compiled and recorded, with products of one row each, and heads that attend together: as on CUDA."""
-    monkeypatch.setitem(TUNING, "cpu", FEWER)
+def test_batches_draws_and_trees(case, config, recorder):
+    """Compiled and recorded, with heads that attend together: as on CUDA."""
     target = tiny("gemma3")
-    compiled = CompileConfig(backend=Backend(), options={"coordinate_descent_tuning": True})
+    compiled = CompileConfig(backend=Backend())
     eager, graphs = both(
         recorder, target, noisy_copy(target), config, {"compile": True}, compile_config=compiled, **case
     )
@@ -112,36 +108,25 @@ def test_heads_that_share_keys_attend_together(threads, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("given", "expected", "splits"),
+    ("given", "expected"),
     [
-        ({"mode": "default"}, {"mode": None, "options": FEWER}, True),
-        ({"mode": "max-autotune-no-cudagraphs"}, {"mode": "max-autotune-no-cudagraphs", "options": None}, False),
-        ({"options": {"epilogue_fusion": True}}, {"mode": None, "options": {"epilogue_fusion": True}}, False),
-        ({"options": {"coordinate_descent_tuning": True}}, {"options": {"coordinate_descent_tuning": True}}, True),
-        ({"mode": "default", "backend": "aot_eager"}, {"mode": "default", "options": None}, False),
+        ({"mode": "default"}, {"mode": None, "options": FEWER}),
+        ({"mode": "max-autotune-no-cudagraphs"}, {"mode": "max-autotune-no-cudagraphs", "options": None}),
+        ({"options": {"epilogue_fusion": True}}, {"mode": None, "options": {"epilogue_fusion": True}}),
+        ({"mode": "default", "backend": "aot_eager"}, {"mode": "default", "options": None}),
     ],
 )
 @torch.no_grad()
-def test_what_inductor_is_asked_for_and_whose_products_are_of_one_row(given, expected, splits, monkeypatch):
+def test_what_inductor_is_asked_for(given, expected, monkeypatch):
     """On a device whose kernels are tuned, unless the user asks for something else."""
-    target, asked, rows = tiny("llama"), [], []
+    target, asked = tiny("llama"), []
     slot, how = StaticCacheSlot(new_static_cache(target, 64)), CompilingLayers(CompileConfig(**given))
-    before = {name: module.weight for name, module in target.named_modules() if type(module) is nn.Linear}
     monkeypatch.setattr(torch, "compile", lambda function, **options: asked.append(options) or function)
-    assert not how.tuned(target)  # on a CPU
     monkeypatch.setitem(TUNING, "cpu", FEWER)
-    own = quantised.products
-    monkeypatch.setattr(quantised, "products", lambda given, weight: rows.extend(given) or own(given, weight))
     states = how.part(target, slot, 3, states_of)
     assert [{name: options[name] for name in expected} for options in asked] == [expected]
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="torch no longer compiles")  # it never did
-        for length in (FEW_ROWS + 1, 3):
-            got = states(input_ids=prompt(length), use_cache=True, **{CACHE: slot.cache})[0]
-            slot.clear()
-            torch.testing.assert_close(got, target.model(prompt(length)).last_hidden_state)
-    assert len(rows) == 3 * (len(before) - 1) * splits  # all but the LM head
-    assert before == {name: module.weight for name, module in target.named_modules() if type(module) is nn.Linear}
+    got = states(input_ids=prompt(3), use_cache=True, **{CACHE: slot.cache})[0]
+    torch.testing.assert_close(got, target.model(prompt(3)).last_hidden_state)
 
 
 def test_inductor_takes_these_options():
