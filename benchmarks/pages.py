@@ -302,9 +302,10 @@ def speeds() -> str:
             beside = "" if start == "plain" else f", {times(answers.times(mode, 'tokens', 'seconds', 'plain'))} ×"
             cells.append(f"{answers.rate(mode):.1f}{beside}")
         lines.append(cells)
-    alone, ours = (gpu_rates(case, True, 4) for case in ("plain, static and compiled", "lossless, compiled"))
-    theirs = f"{gpu_rates('transformers, static and compiled', False, 4)} (with the prompt)"
-    lines.append(("an H200, one text, compiled", alone, theirs, ours.replace(", ", " and ")))
+    ours, alone = (gpu_speeds(case, "speed") for case in ("γ = 4", _ALONE))
+    theirs = next(x["tokens_per_s"] for x in rows("gpu") if x["case"] == "transformers, static and compiled")
+    cells = f"{math.floor(theirs + 0.5)} (with the prompt)", f"{_rate(ours)}, {_faster(ours, alone)}"
+    lines.append(("an H200, one text, compiled", _rate(alone), *cells))
     return markdown(("tokens a second", "target alone", _STOCK, "this package, `lossless`"), lines)
 
 
@@ -369,34 +370,47 @@ def cheap_drafts() -> str:
     return markdown(("draft", "ms per token", *shares), lines)
 
 
-_GPU = (  # the mode's name, the case, and whether its speed is that after the prompt
-    ("**`lossless`, compiled** (`compile=True`)", "lossless, compiled", True),
-    ("`lossless`, graphs, the default", "lossless, graphs", True),
-    ("`lossless`, one by one (with the prompt)", "lossless, eager", False),
-    (f"{_STOCK} (with the prompt)", "transformers, dynamic", False),
-    ("the same with a static cache, compiled (with the prompt)", "transformers, static and compiled", False),
-    ("the target alone, static cache, compiled", "plain, static and compiled", True),
-    ("the target alone (with the prompt)", "plain, dynamic", False),
-)
+_ALONE = "no drafts"
+_SPEEDS = (("speed", None, "one text, compiled"), ("batch", 8, "8 texts, graphs"), ("batch", 32, "32 texts, graphs"))
+_GAMMAS = {_ALONE: 0, "lossless": 5, "judge": 8, "dropmatch": 8, "typical": 16}
 
 
-_ALSO = {"plain": "plain, dynamic"}  # the name of a case in the first run
+def gpu_speeds(case: str, part: str, batch: int | None = None) -> np.ndarray:
+    """Return the ``(n, 2)`` tokens and seconds of a case's texts on an H200."""
+    found = [x for x in rows("gpu-runs") if (x["part"], x["batch"]) == (part, batch) and x["item"] is not None]
+    own = [(x["item"], x["tokens"], x["seconds"]) for x in found if x["case"] == case and x["run"] != "rows split"]
+    return np.array(sorted(own))[:, 1:]
 
 
-def gpu_rates(case: str, later: bool, gamma: int) -> str:
-    """Return the tokens per second of a case on an H200, each of one call: after the prompt, or with it."""
-    own = [
-        x["tokens_per_s_later" if later else "tokens_per_s"]
-        for x in rows("gpu")
-        if x["part"] == "speed" and _ALSO.get(x["case"], x["case"]) == case
-        and (x["gamma"] or 4) == gamma and (x["alpha"] or 0.8) == 0.8
-    ]  # fmt: skip
-    return ", ".join(f"{math.floor(x + 0.5)}" for x in own if x is not None)
+def _rate(own: np.ndarray) -> str:
+    return f"{own[:, 0].sum() / own[:, 1].sum():,.0f}"
+
+
+def _faster(own: np.ndarray, other: np.ndarray) -> str:
+    def of(sums: np.ndarray) -> np.ndarray:
+        return sums[:, 0] * sums[:, 3] / (sums[:, 1] * sums[:, 2])
+
+    return f"{times(interval(np.concatenate([own, other], 1), of, log=True))} ×"
 
 
 def gpu() -> str:
-    lines = [(name, *(gpu_rates(case, later, gamma) for gamma in (4, 8, 16))) for name, case, later in _GPU]
-    return markdown(("", "γ = 4", "γ = 8", "γ = 16"), lines)
+    lines = []
+    for part, batch, name in _SPEEDS:
+        ours, alone = (gpu_speeds(case, part, batch) for case in ("γ = 4", _ALONE))
+        lines.append((name, len(ours), _rate(alone), _rate(ours), _faster(ours, alone)))
+    return markdown(("", "n", "the target alone", "`lossless`, γ = 4", "beside it"), lines)
+
+
+def gpu_rules() -> str:
+    lines = []
+    for rule, gamma in _GAMMAS.items():
+        cells = []
+        for part in ("answers", "large"):
+            own, exact = gpu_speeds(rule, part), gpu_speeds("lossless", part)
+            cells += [_rate(own), "" if rule == "lossless" else _faster(own, exact)]
+        lines.append((f"`{rule}`, γ = {gamma}" if gamma else "the target alone", *cells))
+    sizes = ("8B with 1B", "28 layers of 70B, with 1B")
+    return markdown(("", *(x for size in sizes for x in (size, "beside `lossless`"))), lines)
 
 
 DRAWS, SHARES = 1000, (0.3, 0.5, 0.7)
@@ -613,6 +627,7 @@ TABLES: Sequence[tuple[str, str, Callable[[], str]]] = (
     ("docs/results/cheap-drafts.md", "cheap drafts", cheap_drafts),
     ("docs/results/trees.md", "trees", trees),
     ("docs/results/gpu.md", "gpu", gpu),
+    ("docs/results/gpu.md", "gpu rules", gpu_rules),
     ("docs/results/calibration.md", "certified", certified),
     ("docs/results/sprinter.md", "sprinter", sprinter),
 )
