@@ -627,7 +627,7 @@ TABLES: Sequence[tuple[str, str, Callable[[], str]]] = (
     ("docs/results/cheap-drafts.md", "cheap drafts", cheap_drafts),
     ("docs/results/trees.md", "trees", trees),
     ("docs/results/gpu.md", "gpu", gpu),
-    ("docs/results/gpu.md", "gpu rules", gpu_rules),
+    ("docs/results/gpu-rules.md", "gpu rules", gpu_rules),
     ("docs/results/calibration.md", "certified", certified),
     ("docs/results/sprinter.md", "sprinter", sprinter),
 )
