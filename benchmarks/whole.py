@@ -17,13 +17,16 @@ import numpy as np
 from .headroom import COST, DRAWN, LENGTHS, LOSSLESS, Replay, answers_of, draw_curves, right_price, rounds
 from .tables import Interval, Row, interval, markdown, points, ratio, rows, signed, times
 
-WHOLE, ON_DISK = "gsm8k-32", "gsm8k-on-disk"
+WHOLE, PROGRAMS, ON_DISK = "gsm8k-32", "humaneval-32", "gsm8k-on-disk"
+_LONG = {
+    "lossless@32": (LOSSLESS, 32),
+    "judge@32:threshold=0.263591": ("judge", 32),
+    "typical@32": ("`typical`", 32),
+    "everything@32": ("everything", 32),
+}
 MODES = {  # by configuration: its modes, the reference first, with the rule and γ of each
-    WHOLE: {
-        "lossless@32": (LOSSLESS, 32),
-        "judge@32:threshold=0.263591": ("judge", 32),
-        "typical@32": ("`typical`", 32),
-    },
+    WHOLE: _LONG,
+    PROGRAMS: _LONG,
     ON_DISK: {"lossless@20": (LOSSLESS, 20), "typical@32": ("`typical`", 32)},
 }
 COSTS = (0.1, COST, 0.02, 0.01)
@@ -91,15 +94,15 @@ def multiples(*columns: np.ndarray) -> tuple[Interval, Interval]:
     return interval(both[:, [0, 2]], ratio, log=True), interval(both, right_price, log=True)
 
 
-def beside_lossless() -> tuple[Written, dict[str, Written]]:
+def beside_lossless(configuration: str = WHOLE) -> tuple[Written, dict[str, Written]]:
     """Return the reference's answers with long drafts, and those of the other modes by name."""
-    written = {mode: Written.of(WHOLE, mode) for mode in MODES[WHOLE]}
+    written = {mode: Written.of(configuration, mode) for mode in MODES[configuration]}
     return written.pop(next(iter(written))), written
 
 
-def table() -> str:
+def table(configuration: str = WHOLE) -> str:
     """Return what rules cost and gain in whole answers, by the cost of a drafted token."""
-    (base, modes), lines = beside_lossless(), []
+    (base, modes), lines = beside_lossless(configuration), []
     for mode, own in modes.items():
         cells = [f"`{mode}`", len(own.answers), signed(points(own.scores, base.scores))]
         for cost in COSTS:
@@ -118,12 +121,12 @@ def first() -> str:
     return markdown(("a drafted token takes", *names), [*lines, ("right answers more, of 100", *lost)])
 
 
-def draw(path: Path) -> None:
+def draw(path: Path, configuration: str = WHOLE) -> None:
     """Draw the time of a right answer beside that of ``lossless`` over the cost of a drafted token."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(10, 4.5), layout="constrained")
-    base, modes = beside_lossless()
+    base, modes = beside_lossless(configuration)
     curves = {x: np.array([own.beside(base, c) for c in DRAWN]) for x, own in modes.items()}
     for i, axes in enumerate(figure.subplots(1, 2, sharey=True)):
         draw_curves(axes, {name: values[:, i] for name, values in curves.items()})

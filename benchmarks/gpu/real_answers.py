@@ -13,7 +13,7 @@ from .growing import PRESETS, Geometry, grow_pair
 from .run import Row, Run, rounded
 
 PLAIN = "no drafts"
-RULES = {PLAIN: 0, "lossless": 5, "judge": 8, "dropmatch": 8, "typical": 16}
+RULES = {PLAIN: 0, "lossless": 8, "judge": 8, "dropmatch": 8, "typical": 16}
 """The draft length at which each rule was fastest."""
 
 
