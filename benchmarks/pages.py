@@ -622,6 +622,7 @@ TABLES: Sequence[tuple[str, str, Callable[[], str]]] = (
     ("docs/results/cpu.md", "alone", alone),
     ("docs/results/where-rules-pay.md", "where rules pay", headroom.table),
     ("docs/results/right-answers.md", "right answers", whole.table),
+    ("docs/results/right-programs.md", "right programs", partial(whole.table, whole.PROGRAMS)),
     ("docs/results/on-disk.md", "on disk", whole.on_disk),
     ("docs/results/vllm.md", "engines", engines),
     ("docs/results/cheap-drafts.md", "cheap drafts", cheap_drafts),
@@ -637,6 +638,7 @@ PICTURES = {
     "price": draw_price,
     "where-rules-pay": headroom.draw,
     "right-answers": whole.draw,
+    "right-programs": partial(whole.draw, configuration=whole.PROGRAMS),
     "on-disk": whole.draw_on_disk,
 }
 """What is drawn on a page in place of its table."""

@@ -18,15 +18,10 @@ from .headroom import COST, DRAWN, LENGTHS, LOSSLESS, Replay, answers_of, draw_c
 from .tables import Interval, Row, interval, markdown, points, ratio, rows, signed, times
 
 WHOLE, PROGRAMS, ON_DISK = "gsm8k-32", "humaneval-32", "gsm8k-on-disk"
-_LONG = {
-    "lossless@32": (LOSSLESS, 32),
-    "judge@32:threshold=0.263591": ("judge", 32),
-    "typical@32": ("`typical`", 32),
-    "everything@32": ("everything", 32),
-}
+_BOLD = {"typical@32": ("`typical`", 32), "everything@32": ("everything", 32)}
 MODES = {  # by configuration: its modes, the reference first, with the rule and γ of each
-    WHOLE: _LONG,
-    PROGRAMS: _LONG,
+    WHOLE: {"lossless@32": (LOSSLESS, 32), "judge@32:threshold=0.263591": ("judge", 32), **_BOLD},
+    PROGRAMS: {"lossless@32": (LOSSLESS, 32), **_BOLD},
     ON_DISK: {"lossless@20": (LOSSLESS, 20), "typical@32": ("`typical`", 32)},
 }
 COSTS = (0.1, COST, 0.02, 0.01)
@@ -114,11 +109,17 @@ def table(configuration: str = WHOLE) -> str:
 
 def first() -> str:
     """Return README's table: what a right answer takes by the cost of a drafted token, and how many are lost."""
-    base, modes = beside_lossless()
-    lines = [[f"1/{1 / c:.0f} of a call", *(times(x.beside(base, c)[1]) for x in modes.values())] for c in COSTS]
-    lost = [signed(points(x.scores, base.scores), 0) for x in modes.values()]
-    names = (f"`{mode.partition('@')[0]}`" for mode in modes)
-    return markdown(("a drafted token takes", *names), [*lines, ("right answers more, of 100", *lost)])
+    names, columns = [], []
+    for configuration, texts in ((WHOLE, "problems"), (PROGRAMS, "programs")):
+        base, modes = beside_lossless(configuration)
+        for mode, own in modes.items():
+            if mode.startswith("everything"):  # which no user asks for
+                continue
+            names.append(f"{texts}: `{mode.partition('@')[0]}`")
+            lost = signed(points(own.scores, base.scores), 0)
+            columns.append([*(times(own.beside(base, c)[1]) for c in COSTS), lost])
+    heads = [*(f"1/{1 / c:.0f} of a call" for c in COSTS), "right answers more, of 100"]
+    return markdown(("a drafted token takes", *names), [*zip(heads, *columns, strict=True)])
 
 
 def draw(path: Path, configuration: str = WHOLE) -> None:

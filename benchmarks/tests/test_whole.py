@@ -7,7 +7,7 @@ import pytest
 
 from benchmarks import whole
 from benchmarks.headroom import LENGTHS, answers_of, rounds
-from benchmarks.whole import MODES, ON_DISK, WHOLE, Written
+from benchmarks.whole import MODES, ON_DISK, PROGRAMS, WHOLE, Written
 
 
 def test_answers_on_disk_replay_to_the_rounds_that_they_had():
@@ -25,12 +25,15 @@ def test_answers_written_token_by_token_are_those_of_generate(mode):
 
 
 @pytest.mark.parametrize(
-    ("mode", "five"), [*zip(MODES[WHOLE], ["lossless", "judge:threshold=0.263591", "typical"], strict=True)]
+    ("configuration", "mode"),
+    [(configuration, mode) for configuration in (WHOLE, PROGRAMS) for mode in MODES[configuration]],
 )
-def test_shorter_drafts_are_replayed_to_calls_as_long_as_they_had(mode, five):
-    own, seen = Written.of(WHOLE, mode), answers_of("gsm8k", five).values()
+def test_shorter_drafts_are_replayed_to_calls_as_long_as_they_had(configuration, mode):
+    seen = answers_of(configuration.removesuffix("-32"), mode.replace("@32", ""))
+    own = Written([x for i, x in answers_of(configuration, mode).items() if i in seen])
     replayed = sum(x["tokens"] for x in own.answers) / own.drafts["5"][:, 0].sum()
-    assert replayed == pytest.approx(sum(x["tokens"] for x in seen) / sum(x["rounds"] for x in seen), rel=0.02)
+    calls = sum(x["rounds"] for x in seen.values())
+    assert replayed == pytest.approx(sum(x["tokens"] for x in seen.values()) / calls, rel=0.02)
 
 
 def simulated(answer: dict, least: float, longest: int) -> tuple[int, int]:
