@@ -387,10 +387,7 @@ def _rate(own: np.ndarray) -> str:
 
 
 def _faster(own: np.ndarray, other: np.ndarray) -> str:
-    def of(sums: np.ndarray) -> np.ndarray:
-        return sums[:, 0] * sums[:, 3] / (sums[:, 1] * sums[:, 2])
-
-    return f"{times(interval(np.concatenate([own, other], 1), of, log=True))} ×"
+    return f"{times(interval(np.concatenate([own, other], 1), headroom.right_price, log=True))} ×"
 
 
 def gpu() -> str:

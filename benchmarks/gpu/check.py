@@ -6,7 +6,6 @@ what does not fit is said to be left out. ``--tiny`` runs the same on a CPU, wit
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 
@@ -32,7 +31,6 @@ PARTS = LEASE | {"equality": (equality, 90)}
 
 def check(
     *, out: Path | None = None, tiny: bool = False, budget: float = 350.0, parts: str = ",".join(LEASE),
-    options: str = "null",
 ) -> None:  # fmt: skip
     """Measure speeds and answers, and check equality and faults, on a CUDA GPU.
 
@@ -46,8 +44,6 @@ def check(
         Seconds that all parts may take.
     parts
         Some of speed, batch, large, answers, faults, equality; the last is left out first.
-    options
-        Inductor's, as JSON, instead of the package's own.
     """
     if unknown := sorted({*parts.split(",")} - {*PARTS}):
         raise LossyValueError(f"`--parts` has to be some of {list(PARTS)}, but has {unknown}")
@@ -55,7 +51,7 @@ def check(
         raise LossyValueError("`benchmarks.gpu.check` needs a CUDA GPU, but there is none; pass `--tiny` to try it")
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)
-    run = Run("cuda:0" if torch.cuda.is_available() else "cpu", tiny, budget, out, json.loads(options))
+    run = Run("cuda:0" if torch.cuda.is_available() else "cpu", tiny, budget, out)
     torch.backends.cuda.matmul.allow_tf32 = False
     hf_lossy_assist.enable()
     name = torch.cuda.get_device_name() if run.cuda else "cpu"

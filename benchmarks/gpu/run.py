@@ -30,16 +30,12 @@ class TimeIsUp(BaseException):
 
 @dataclass(eq=False)
 class Run:
-    """Says one JSON object per line, as soon as it is known, and keeps to a budget of seconds.
-
-    ``options`` are Inductor's; None asks for those of the package.
-    """
+    """Says one JSON object per line, as soon as it is known, and keeps to a budget of seconds."""
 
     device: str
     tiny: bool
     budget: float
     out: Path | None = None
-    options: Mapping[str, Any] | None = None
     began: float = field(default_factory=time.perf_counter)
     failed: list[str] = field(default_factory=list)
     ends: float = float("inf")  # when the current part's time is up

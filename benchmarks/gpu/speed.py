@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
@@ -39,22 +38,18 @@ def speed(run: Run) -> None:
     for gamma in (4, 0):
         with run.step(f"first call, γ = {gamma}") as begins:
             if begins:
-                _first_call(run, target, draft, gamma, texts[:1], slots=256)
-                cases[_name(gamma)] = _later(run, target, texts, _ours(run, draft, gamma))
+                kwargs = _ours(run, draft, gamma)
+                with heard() as said:
+                    row = decoded(run, target, texts[:1], run.tokens(128), **kwargs)  # as long as later ones
+                run.say("first call", case=_name(gamma), **row, warned=said, aim_s=15)
+                cases[_name(gamma)] = _later(run, target, texts, kwargs)
                 forwards(run, target, texts[:1], "compiled", widths=(gamma + 1,))
     forwards(run, draft, texts[:1], "compiled", drafts=(1, 4))
-    rows = run.interleaved("speed", cases, range(len(texts)), slots=256)
+    rows = run.interleaved("speed", cases, range(len(texts)))
     if PLAIN in rows:
-        run.compare("speed", rows, PLAIN, slots=256, alpha=ALPHA)
+        run.compare("speed", rows, PLAIN, alpha=ALPHA)
     if run.cuda:
         forwards(run, quantize_draft(draft), texts[:1], "compiled", drafts=(1, 4))
-
-
-def _first_call(run: Run, target: Model, draft: Model, gamma: int, text: Tensor, slots: int) -> None:
-    kwargs = _ours(run, draft, gamma)
-    with heard() as said:
-        row = decoded(run, target, text, run.tokens(128), **kwargs)  # as long as later ones: the cache is theirs
-    run.say("first call", case=_name(gamma), slots=slots, process=os.getpid(), **row, warned=said, aim_s=15)
 
 
 def _name(gamma: int) -> str:
@@ -67,9 +62,7 @@ def _ours(run: Run, draft: Model, gamma: int) -> dict[str, Any]:
 
 
 def config(run: Run) -> CompileConfig:
-    if not run.cuda:
-        return CompileConfig(backend="eager")
-    return CompileConfig() if run.options is None else CompileConfig(options=dict(run.options))
+    return CompileConfig() if run.cuda else CompileConfig(backend="eager")
 
 
 def decoded(run: Run, target: Model, text: Tensor, new: int, **kwargs: Any) -> Row:
