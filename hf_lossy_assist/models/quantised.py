@@ -165,16 +165,6 @@ FEW_ROWS = 8
 """More rows are left to the libraries' products, which have matrix units."""
 
 
-def products(rows: Tensor, weight: Tensor) -> Tensor:
-    """Return ``rows @ weight.T`` ``(R, N)`` in float32, of ``rows`` ``(R, K)`` and a ``weight`` ``(N, K)`` of any type.
-
-    A compiler fuses the products of several rows with each other, with the widening of the weight, and with what comes
-    before and after; a library's product has to find its weight in memory, as wide as its rows. Sums are put together
-    as they are: on a GPU, Inductor would put rounded ones together in a kernel of its own.
-    """
-    return torch.stack([(row.float() * weight.float()).sum(-1) for row in rows])
-
-
 class WeightOnlyInt8Linear(QuantisedLinear):
     """Reads its weights as they are where a device has a kernel for it, and else widens them for every product.
 
@@ -194,7 +184,9 @@ class WeightOnlyInt8Linear(QuantisedLinear):
         if reads_int8(rows.device.type, len(rows), torch.compiler.is_compiling()):
             return int8_product(rows.float(), self.values, self.scale)
         if torch.compiler.is_compiling() and len(rows) <= FEW_ROWS:
-            return products(rows, self.values) * self.scale
+            # Each row by itself, in float32: a compiler fuses these with each other and with the widening, where a
+            # library's product has to find the weight in memory, as wide as its rows.
+            return torch.stack([(row.float() * self.values.float()).sum(-1) for row in rows]) * self.scale
         return nn.functional.linear(rows, self.values.to(rows.dtype)).float() * self.scale
 
 
