@@ -18,9 +18,9 @@ CONTINUOUS_BATCHING = ("generate_batch", "init_continuous_batching")
 """The methods of `GenerationMixin` that decode by continuous batching."""
 
 
-def owner_of(name: str) -> type:
-    """Return the class from which `GenerationMixin` has a method."""
-    return next(kind for kind in GenerationMixin.__mro__ if name in vars(kind))
+def owner_of(name: str, kind: type = GenerationMixin) -> type | None:
+    """Return the class from which a class has a method; None where it has none of this name."""
+    return next((parent for parent in kind.__mro__ if name in vars(parent)), None)
 
 
 def merged_by_own_generate(model: GenerationMixin) -> bool:

@@ -18,6 +18,7 @@ from transformers import GenerationConfig, GenerationMixin, PreTrainedModel
 from transformers.generation import GenerationMode
 
 from ..errors import LossyValueError
+from .callers import owner_of
 from .kernels import FOLDED
 
 DECODING_METHODS = ("_sample", "_assisted_decoding")
@@ -158,10 +159,8 @@ def replaces_decoding(model: PreTrainedModel) -> bool:
     supported = getattr(model, "_supported_generation_modes", None)
     if supported is not None and GenerationMode.ASSISTED_GENERATION not in supported:
         return True
-    for name in DECODING_METHODS:
-        if getattr(type(model), name, None) is not getattr(GenerationMixin, name, None):
-            return True
-    return False
+    # Other threads may replace the methods meanwhile, but never move them.
+    return any(owner_of(name, type(model)) is not owner_of(name) for name in DECODING_METHODS)
 
 
 def forward_accepts(model: PreTrainedModel, name: str) -> bool:

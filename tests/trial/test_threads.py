@@ -12,6 +12,7 @@ import pytest
 from transformers import GenerationMixin
 
 from hf_lossy_assist import LossyVerification, enabled
+from hf_lossy_assist.compat.models import replaces_decoding
 from tests.acceptors.fixtures import verifier_head as head_for
 from tests.acceptors.table import ROWS, row_id
 from tests.tiny_models import noisy_copy, prompt, tiny
@@ -118,3 +119,15 @@ def test_enabling_and_disabling_in_many_threads(disabled: None):
     assert dict(vars(GenerationMixin)) == originals
     assert len({str(essence(out)) for out in texts}) == 1
     assert texts[0].lossy_stats.accepted_by.keys() == {"topk"}
+
+
+def test_a_model_is_judged_while_another_thread_replaces_methods(disabled: None):
+    model, other = tiny(), tiny()
+
+    def switch() -> None:
+        for _ in range(2000):
+            with enabled(other):
+                pass
+
+    judged = at_once([switch, lambda: [replaces_decoding(model) for _ in range(20_000)]])[1]
+    assert not any(judged)
