@@ -109,7 +109,14 @@ class Code(Task):
         rows = (
             from_hub("openai/openai_humaneval", None, "test") if self._data is None else read_jsonl(self._data, _FIELDS)
         )
-        return {row["prompt"]: _problem(row) for row in rows}
+        problems: dict[str, _Problem] = {}
+        for row in rows:
+            if row["prompt"] in problems:
+                raise LossyValueError(
+                    f"`data` ({self._data}) may have each prompt once, but {row['task_id']} repeats one; leave it out"
+                )
+            problems[row["prompt"]] = _problem(row)
+        return problems
 
     def _problem(self, example: Example) -> _Problem:
         if example.prompt not in self._problems:

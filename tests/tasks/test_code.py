@@ -168,11 +168,12 @@ def test_without_isolation_the_task_is_refused_at_once_unless_asked_for_by_name(
     [
         ({"entry_point": "mean; import os"}, PROMPT, "`entry_point`"),
         ({"test": None}, PROMPT, "'test'"),
+        ({"prompt": DECODE["prompt"]}, PROMPT, "mine/0 repeats one"),
         ({}, "def f", "`example`"),
     ],
 )
 def test_bad_rows_and_foreign_examples_are_refused(tmp_path, sandbox_options, changes, prompt, named):
     path = tmp_path / "problems.jsonl"
-    path.write_text(json.dumps(MEAN | changes))
+    path.write_text("".join(json.dumps(row) + "\n" for row in (DECODE, MEAN | changes)))
     with pytest.raises(LossyValueError, match=named):
         Code(str(path), **sandbox_options).answer(Example(prompt, "passed"), "    pass")
