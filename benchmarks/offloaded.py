@@ -20,7 +20,7 @@ from . import application
 def main(
     *, out: Path, data: str | None = None, pair: str = "qwen-coder", task: str = "gsm8k",
     modes: str = "lossless@20,typical@32", limit: int = 20, max_new_tokens: int = 512, dtype: str = "float32",
-    weights: Path | None = None,
+    weights: Path | None = None, head: str | None = None,
 ) -> None:  # fmt: skip
     """Answer problems one by one, all modes in turn; the first mode is the reference.
 
@@ -32,12 +32,15 @@ def main(
         The task's file.
     weights
         Where the target's weights go; a temporary folder by default.
+    head
+        The pair's head for its rule, by name; by default the first one.
     """
     loaded = pairs.load(pair, dtype=getattr(torch, dtype))
+    chosen = {} if head is None else {loaded.heads[head].config.rule: loaded.heads[head]}
     target = disk_offload(loaded.target, weights or mkdtemp(prefix="weights-"), torch.device("cpu"))
     result = hf_lossy_assist.evaluate(
         target, hf_lossy_assist.prepack(loaded.draft), tokenizer=loaded.tokenizer, task=tasks.load(task, data),
-        modes=modes, heads=loaded.rule_heads, reference=modes.split(",")[0], limit=limit,
+        modes=modes, heads=loaded.rule_heads | chosen, reference=modes.split(",")[0], limit=limit,
         max_new_tokens=max_new_tokens, out=out,
     )  # fmt: skip
     print(result)
