@@ -63,19 +63,6 @@ def test_the_setting_is_stored_beside_the_answers_of_an_evaluation(bundled, tmp_
     assert "`--out` has to be a new folder or hold data" in " ".join(refused.split())
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("--modes", "typical:tree.depth=3:tree.top_k=2:tree.nodes=4"), "only rules that judge position by position"),
-        (("--modes", "judge"), "only rules that judge position by position"),
-        (("--modes", "plain"), "`--modes` has to name rules"),
-        (("--modes", "topq"), "did you mean 'topk'?"),
-    ],
-)
-def test_wrong_options_are_refused(bundled, arguments, message):
-    assert message in run(*arguments, status=2)
-
-
 @pytest.mark.parametrize("head", ["eagle3", "dflash"])
 def test_other_drafters_are_for_evaluate_to_measure(head):
     assert "measure a dozen prompts with `evaluate`" in " ".join(run("--assistant", head, status=2).split())

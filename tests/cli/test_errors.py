@@ -84,6 +84,17 @@ ERRORS = {
         ("--model no/such --task arithmetic --modes plain,draft", "`--assistant` has to be .* mode 'draft'"),
         ("--model no/such --task arithmetic --modes plain,lossless", "`--assistant` has to be .* mode 'lossless'"),
     ],
+    "advise": [
+        (
+            f"{PAIR} --modes typical:tree.depth=3:tree.top_k=2:tree.nodes=4 --out OUT",
+            "only rules that judge position by position",
+        ),
+        (f"{PAIR} --modes judge", "only rules that judge position by position"),
+        (f"{PAIR} --modes plain", "`--modes` has to name rules"),
+        (f"{PAIR} --modes topq --out OUT", "did you mean 'topk'"),
+        ("--pair nope --out OUT", "--pair"),
+    ],
+    "calibrate": [("--from TINY/no --out OUT", "`--from` has to be a folder that `lossy-assist evaluate` wrote")],
     "mine": [
         (PAIR, "`--out` has to be given"),
         ("--out OUT", "`--model`, `--assistant` and `--task` have to be given"),
@@ -160,14 +171,6 @@ def test_a_file_that_cannot_be_read_is_refused_before_models_are_loaded(
     assert result.stderr.startswith("error: ")
     assert result.stderr.count("\n") == 1
     assert not places["OUT"].exists()
-
-
-def test_a_folder_without_answers_is_refused(tmp_path: Path):
-    out = tmp_path / "out"
-    result = invoke(["calibrate", "--from", str(tmp_path / "nowhere"), "--out", str(out)])
-    assert result.exit_code == 2
-    assert "`--from` has to be a folder that `lossy-assist evaluate` wrote" in result.stderr
-    assert not out.exists()
 
 
 OF_SPLITS = {

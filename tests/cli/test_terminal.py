@@ -113,12 +113,6 @@ def test_a_command_writes_to_a_folder_that_is_its_own(monkeypatch, tmp_path: Pat
     run(Path("/dev/null/below"))
 
 
-def test_a_folder_of_a_refused_command_is_not_left_behind(tmp_path: Path):
-    result = invoke(["advise", "--pair", "nope", "--out", str(tmp_path / "out")])
-    assert result.exit_code == 2
-    assert not (tmp_path / "out").exists()
-
-
 def test_an_option_that_is_no_text_is_named():
     result = invoke(["generate", "\udcff", "--pair", "arithmetic"])
     assert (result.exit_code, result.output) == (2, "error: options have to be text in UTF-8, but '\\udcff' is not\n")
