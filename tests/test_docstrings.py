@@ -85,25 +85,10 @@ def test_the_test_would_find_them():
     assert [place.split(": ")[1] for place in undocumented(documented)] == ["Silent", "Silent.method", "Silent.value"]
 
 
-class Base:
-    """Says what its method does."""
-
-    def inherited(self) -> None:
-        """Do nothing."""
-
-
-class Silent(Base):
-    __doc__ = None
-
-    def inherited(self) -> None:
-        pass
-
+class Silent:
     def method(self) -> None:
         pass
 
     @property
     def value(self) -> None:
-        pass
-
-    def _private(self) -> None:
         pass

@@ -18,13 +18,12 @@ from transformers import (
     cache_utils,
 )
 from transformers.cache_utils import DynamicLayer
-from transformers.generation.candidate_generator import CandidateGenerator
 
 import hf_lossy_assist
 from hf_lossy_assist import errors
 from hf_lossy_assist.compat.caches import CACHE
 from hf_lossy_assist.errors import LossyError, LossyUnsupportedError, LossyValueError
-from tests.acceptors.fixtures import verifier_head
+from tests.acceptors.fixtures import Repeating, verifier_head
 from tests.acceptors.table import judge_head
 from tests.chains import Generating
 from tests.encoder_decoders import made
@@ -42,11 +41,6 @@ ALONE = {"assistant_model": None, "prompt_lookup_num_tokens": 3}
 LOOKUP = {"prompt_lookup_num_tokens": 6, "num_assistant_tokens": 3}
 STOP = {"stop_drafting": {"by": "acceptance"}}
 NOTHING_DRAFTED = "`num_assistant_tokens` is 0, so nothing is drafted: "
-
-
-class NoDistribution(CandidateGenerator):
-    def get_candidates(self, input_ids, **kwargs):
-        return torch.cat([input_ids, input_ids[:, :2]], dim=1), None
 
 
 # name: (keyword arguments beside the defaults, what the message has to contain)
@@ -73,8 +67,8 @@ CASES = {
         ["'dropmatch'", "distribution", "`prompt_lookup_num_tokens` gives none", "set `criterion=\"naive\"`"],
     ),
     "one of several rules without q": (
-        {"lossy_mode": ["topk", "dropmatch"], "assistant_model": None, "candidate_generator": NoDistribution()},
-        ["the rule 'dropmatch' needs", "NoDistribution", "set `criterion=\"naive\"`"],
+        {"lossy_mode": ["topk", "dropmatch"], "assistant_model": None, "candidate_generator": Repeating(0)},
+        ["the rule 'dropmatch' needs", "Repeating", "set `criterion=\"naive\"`"],
     ),
     "factory of something else": (
         {"assistant_model": None, "candidate_generator": lambda **context: 7},
@@ -82,8 +76,8 @@ CASES = {
     ),
     "prompt as embeddings": ({"inputs_embeds": torch.zeros(1, 7, 32)}, ["input_ids", "inputs_embeds"]),
     "own drafter without q": (
-        {"lossy_mode": "fsd", "assistant_model": None, "candidate_generator": NoDistribution()},
-        ["'fsd'", "distribution", "NoDistribution"],
+        {"lossy_mode": "fsd", "assistant_model": None, "candidate_generator": Repeating(0)},
+        ["'fsd'", "distribution", "Repeating"],
     ),
     "candidate generator": ({"candidate_generator": 5}, ["candidate_generator", "5"]),
     "vocabularies differ": (

@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, GenerationConfig, GenerationMixin, pipeline
-from transformers.generation.candidate_generator import CandidateGenerator
 
 from benchmarks.bundled_pair.recipe import build_tokenizer
 from hf_lossy_assist import (
@@ -69,19 +68,8 @@ def _peft() -> tuple[Any, Any]:
 SELF_REFERRING: dict[str, Callable[[], tuple[Any, dict[str, Any]]]] = {
     "drafts for itself": lambda: ((model := tiny()), {"assistant_model": model}),
     "the base of an adapter drafts": lambda: ((both := _peft())[0], {"assistant_model": both[1]}),
-    "a drafter closes over it": lambda: ((model := tiny()), {"candidate_generator": lambda **_: Echo(model)}),
+    "a drafter closes over it": lambda: ((model := tiny()), {"candidate_generator": lambda **_: Generating(model, 3)}),
 }
-
-
-class Echo(CandidateGenerator):
-    def __init__(self, model: Any) -> None:
-        self.model = model
-
-    def get_candidates(self, input_ids: torch.Tensor, **_: Any) -> tuple[torch.Tensor, None]:
-        return torch.cat([input_ids, input_ids[:, -1:]], dim=1), None
-
-    def update_candidate_strategy(self, *_: Any) -> None:
-        pass
 
 
 @pytest.mark.parametrize("how", ["enable", "enabled", "never disabled"])
