@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from transformers import (
+    LogitsProcessor,
     LogitsProcessorList,
     RepetitionPenaltyLogitsProcessor,
     TemperatureLogitsWarper,
@@ -12,7 +13,7 @@ from transformers import (
 )
 
 from hf_lossy_assist.core.shapes import Chain
-from hf_lossy_assist.models.processing import process, process_paths
+from hf_lossy_assist.models.processing import RowProcessor, process, process_paths
 
 THREE_DRAFTED = Chain(3, torch.device("cpu"))
 
@@ -56,3 +57,17 @@ def test_all_paths_at_once_equal_one_at_a_time(processors):
     for k in range(3):
         alone = process(LogitsProcessorList(processors), ids, logits[:, k].clone(), THREE_DRAFTED)
         torch.testing.assert_close(together[:, k], alone)
+
+
+class ByNumber(LogitsProcessor):
+    """Looks at the row's number and its text."""
+
+    def __call__(self, input_ids, scores):
+        return scores + torch.arange(len(scores))[:, None] + input_ids.sum(-1, keepdim=True)
+
+
+def test_one_row_of_a_batch_keeps_its_number():
+    text, scores = torch.tensor([[5, 6, 7]]), torch.randn(1, 9)
+    for row in range(4):
+        found = RowProcessor(ByNumber(), row, 4)(text, scores.clone())
+        torch.testing.assert_close(found, scores + row + text.sum())
