@@ -68,17 +68,6 @@ def test_rounds_are_those_of_stock(kind, mask):
         ids, new = prompt(ids.shape[1] + committed), 1
 
 
-def test_what_somebody_else_changes_is_read_again():
-    """As a batch does when its rows move."""
-    inputs, kwargs = PlainForwardInputs(tiny()), carried(MASKS["padded"])
-    outputs = CausalLMOutputWithPast(**{CACHE: kwargs[CACHE]})
-    inputs.after(outputs, kwargs, 2)
-    kwargs["attention_mask"] = torch.tensor([[0, 0, 0, 1, 1, 1, 1, 1, 1]])
-    ours = inputs.of_text(prompt(11), kwargs, 8, 2, 3, first=False)
-    assert ours["attention_mask"].tolist() == [[0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1]]
-    assert ours["position_ids"].tolist() == [[6, 7, 8]]
-
-
 @pytest.mark.parametrize(
     ("change", "kind"),
     [

@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from hf_lossy_assist.core.messages import Verification
-from hf_lossy_assist.core.trees import along_path
 from tests.trees import chain, children_of, path_to, random_tokens, random_tree, verification
 
 VOCABULARY = 12
@@ -15,19 +14,6 @@ VOCABULARY = 12
 @pytest.fixture(params=[0, 1, 2])
 def generator(request) -> torch.Generator:
     return torch.Generator().manual_seed(request.param)
-
-
-def test_the_shape_of_trees(generator):
-    tree = random_tree(3, 11, generator)
-    for row in range(3):
-        for node in range(11):
-            path = path_to(tree, row, node)
-            siblings = children_of(tree, row, int(tree.parents[row, node]))
-            assert tree.ancestors[row, node].nonzero()[:, 0].tolist() == path
-            assert int(tree.depths[row, node]) == len(path)
-            assert tree.paths[row, node, : len(path)].tolist() == path
-            assert tree.siblings[row, node].nonzero()[:, 0].tolist() == siblings
-            assert tree.earlier[row, node].nonzero()[:, 0].tolist() == [i for i in siblings if i < node]
 
 
 def test_a_node_is_judged_by_the_law_at_its_parent(generator):
@@ -74,9 +60,3 @@ def test_what_follows_a_node_is_one_path_of_matches(generator, count: int):
     assert v.followed(match, count).tolist() == expected
     alone = Verification(v.tokens, v.logits).followed(match, count)
     assert verification(chain(3, 14), v.tokens, torch.zeros(3, 15, 20)).followed(match, count).equal(alone)
-
-
-def test_values_along_a_path():
-    values = torch.arange(12.0).view(1, 2, 6)
-    path = torch.tensor([[1, 3]])
-    assert along_path(values, path, 4, dim=2).tolist() == [[[0, 1, 3, 5], [6, 7, 9, 11]]]

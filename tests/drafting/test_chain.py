@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import copy
-
 import numpy as np
 import pytest
 import torch
 from transformers import LogitsProcessorList, TemperatureLogitsWarper, TopKLogitsWarper
 
 from hf_lossy_assist.core.distributions import Randomness
-from hf_lossy_assist.drafting.draft_ends import HeuristicLength
 from hf_lossy_assist.generation.prepared import mask_of
 from tests.acceptors.fixtures import chi_square_p
 from tests.chains import chain, commit
@@ -74,18 +71,6 @@ def test_logits_are_kept_only_on_demand():
     draft = chain(tiny(), 3, keep_logits=False).propose(prompt(), None, [99])
     assert len(draft) == 3
     assert draft.logits is None
-
-
-def test_the_model_and_its_configurations_stay_as_they_were():
-    model = tiny()
-    before = copy.deepcopy((model.config.to_dict(), model.generation_config.to_dict()))
-    drafter, ids = chain(model, HeuristicLength(4)), prompt()
-    for _ in range(3):
-        draft = drafter.propose(ids, None, [99])
-        text, ids = ids, torch.cat([ids, draft.tokens, ids[:, :1]], dim=1)
-        drafter.observe(commit(ids, text, len(draft)))
-    assert drafter.draft_length.size == 10
-    assert (model.config.to_dict(), model.generation_config.to_dict()) == before
 
 
 def test_the_mask_of_new_tokens_is_the_end_of_one_that_covers_a_cache_too():
