@@ -14,15 +14,16 @@ from pathlib import Path
 
 import numpy as np
 
-from .headroom import COST, DRAWN, LENGTHS, LOSSLESS, Replay, answers_of, draw_curves, right_price, rounds
+from .headroom import COST, DRAWN, LENGTHS, Replay, answers_of, draw_curves, right_price, rounds
 from .tables import Interval, Row, interval, markdown, points, ratio, rows, signed, times
 
-WHOLE, PROGRAMS, ON_DISK = "gsm8k-32", "humaneval-32", "gsm8k-on-disk"
-_BOLD = {"typical@32": ("`typical`", 32), "everything@32": ("everything", 32)}
-MODES = {  # by configuration: its modes, the reference first, with the rule and γ of each
-    WHOLE: {"lossless@32": (LOSSLESS, 32), "judge@32:threshold=0.263591": ("judge", 32), **_BOLD},
-    PROGRAMS: {"lossless@32": (LOSSLESS, 32), **_BOLD},
-    ON_DISK: {"lossless@20": (LOSSLESS, 20), "typical@32": ("`typical`", 32)},
+WHOLE, PROGRAMS = "gsm8k-32", "humaneval-32"
+MODES = {  # by configuration: its modes, the reference first
+    WHOLE: ("lossless@32", "judge@32:threshold=0.263591", "typical@32", "everything@32"),
+    PROGRAMS: ("lossless@32", "min_p@32", "judge@32:threshold=0.129306", "typical@32"),
+}
+ON_DISK = {  # by configuration: its texts, whole answers to the same problems, and its modes, the reference first
+    "gsm8k-on-disk": ("GSM8K", WHOLE, ("lossless@20", "typical@32")),
 }
 COSTS = (0.1, COST, 0.02, 0.01)
 """Of a drafted token in the table, as shares of a call of the target."""
@@ -77,6 +78,12 @@ class Written:
     def scores(self) -> np.ndarray:
         return np.array([x["score"] for x in self.answers])
 
+    def to_same(self, other: Written) -> Written:
+        """Return the answers to the problems that another mode has answered, too."""
+        ids = {x["id"] for x in other.answers}
+        same = [x for x in self.answers if x["id"] in ids]
+        return self if len(same) == len(self.answers) else Written(same)
+
     def beside(self, other: Written, cost: float) -> tuple[Interval, Interval]:
         """Return the times of an answer and of a right one beside another mode's, each with its best drafts."""
         (_, own), (_, base) = (x.best(cost) for x in (self, other))
@@ -89,16 +96,16 @@ def multiples(*columns: np.ndarray) -> tuple[Interval, Interval]:
     return interval(both[:, [0, 2]], ratio, log=True), interval(both, right_price, log=True)
 
 
-def beside_lossless(configuration: str = WHOLE) -> tuple[Written, dict[str, Written]]:
-    """Return the reference's answers with long drafts, and those of the other modes by name."""
-    written = {mode: Written.of(configuration, mode) for mode in MODES[configuration]}
-    return written.pop(next(iter(written))), written
+def beside_lossless(configuration: str = WHOLE) -> dict[str, tuple[Written, Written]]:
+    """Return, by mode, its answers and the reference's to the same problems."""
+    base, *others = (Written.of(configuration, mode) for mode in MODES[configuration])
+    return dict(zip(MODES[configuration][1:], [(own, base.to_same(own)) for own in others], strict=True))
 
 
 def table(configuration: str = WHOLE) -> str:
     """Return what rules cost and gain in whole answers, by the cost of a drafted token."""
-    (base, modes), lines = beside_lossless(configuration), []
-    for mode, own in modes.items():
+    lines = []
+    for mode, (own, base) in beside_lossless(configuration).items():
         cells = [f"`{mode}`", len(own.answers), signed(points(own.scores, base.scores))]
         for cost in COSTS:
             drafts = ", ".join(x.best(cost)[0] for x in (own, base))
@@ -109,17 +116,14 @@ def table(configuration: str = WHOLE) -> str:
 
 def first() -> str:
     """Return README's table: what a right answer takes by the cost of a drafted token, and how many are lost."""
-    names, columns = [], []
+    lines = []
     for configuration, texts in ((WHOLE, "problems"), (PROGRAMS, "programs")):
-        base, modes = beside_lossless(configuration)
-        for mode, own in modes.items():
+        for mode, (own, base) in beside_lossless(configuration).items():
             if mode.startswith("everything"):  # which no user asks for
                 continue
-            names.append(f"{texts}: `{mode.partition('@')[0]}`")
-            lost = signed(points(own.scores, base.scores), 0)
-            columns.append([*(times(own.beside(base, c)[1]) for c in COSTS), lost])
-    heads = [*(f"1/{1 / c:.0f} of a call" for c in COSTS), "right answers more, of 100"]
-    return markdown(("a drafted token takes", *names), [*zip(heads, *columns, strict=True)])
+            at = [times(own.beside(base, cost)[1]) for cost in COSTS]
+            lines.append((f"{texts}: `{mode.partition('@')[0]}`", *at, signed(points(own.scores, base.scores), 0)))
+    return markdown(("a drafted token takes", *(f"1/{1 / c:.0f} of a call" for c in COSTS), "right, of 100"), lines)
 
 
 def draw(path: Path, configuration: str = WHOLE) -> None:
@@ -127,8 +131,8 @@ def draw(path: Path, configuration: str = WHOLE) -> None:
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(10, 4.5), layout="constrained")
-    base, modes = beside_lossless(configuration)
-    curves = {x: np.array([own.beside(base, c) for c in DRAWN]) for x, own in modes.items()}
+    modes = beside_lossless(configuration)
+    curves = {x: np.array([own.beside(base, c) for c in DRAWN]) for x, (own, base) in modes.items()}
     for i, axes in enumerate(figure.subplots(1, 2, sharey=True)):
         draw_curves(axes, {name: values[:, i] for name, values in curves.items()})
         axes.set_title(f"the time of {('an answer', 'a right answer')[i]}")
@@ -149,29 +153,28 @@ def share(answers: Sequence[Row]) -> float:
 
 def on_disk() -> str:
     """Return what answers took with the target on disk, beside what labels and drafts of other lengths predict."""
-    lines, cost, base = [], share(rows(ON_DISK)), None
-    for mode, (rule, gamma) in MODES[ON_DISK].items():
-        own = Written.of(ON_DISK, mode)
-        seconds = np.array([x["seconds"] for x in own.answers])
-        labelled = Replay.of("GSM8K", rule).rounds[:, gamma - 1] * (1 + cost * gamma)
-        tokens, calls = (sum(x[k] for x in own.answers) for k in ("tokens", "rounds"))
-        cells = [
-            f"`{mode}`",
-            len(own.answers),
-            f"{own.scores.sum():.0f}",
-            f"{tokens / calls:.1f}",
-            f"{seconds.mean():.0f}",
-        ]
-        if base is None:
-            base, base_seconds, base_labelled = own, seconds, labelled
-            lines.append([*cells, *["1"] * 4])
-            continue
-        seen, right = multiples(seconds, own.scores, base_seconds, base.scores)
-        said = interval(np.stack([labelled, base_labelled], axis=1), ratio, log=True)
-        replayed, _ = own.beside(base, COST)
-        lines.append([*cells, *map(times, (seen, said, replayed, right))])
-    heads = ("time, ×", f"labels say, c = {cost:.3f}", f"replayed, c = {COST}", "right answer, ×")
-    return markdown(("mode", "n", "right", "tokens a call", "seconds", *heads), lines)
+    lines = []
+    for configuration, (title, _, modes) in ON_DISK.items():
+        cost, base = share(rows(configuration)), None
+        cells = [f"{title}, c = {cost:.3f}"]
+        for mode in modes:
+            own, (rule, gamma) = Written.of(configuration, mode), mode.split("@")
+            seconds = np.array([x["seconds"] for x in own.answers])
+            labelled = Replay.of(title, f"`{rule}`").rounds[:, int(gamma) - 1] * (1 + cost * int(gamma))
+            calls = sum(x["tokens"] for x in own.answers) / sum(x["rounds"] for x in own.answers)
+            right = f"{own.scores.sum():.0f} of {len(own.answers)}"
+            cells += [f"`{mode}`", right, f"{calls:.1f}", f"{seconds.mean():.0f}"]
+            if base is None:
+                base, base_seconds, base_labelled = own, seconds, labelled
+                columns = ["1"] * 4
+            else:
+                seen, price = multiples(seconds, own.scores, base_seconds, base.scores)
+                said = interval(np.stack([labelled, base_labelled], axis=1), ratio, log=True)
+                columns = map(times, (seen, said, own.beside(base, COST)[0], price))
+            lines.append([*cells, *columns])
+            cells = [""]
+    heads = ("time, ×", "labels say", f"replayed, c = {COST}", "right answer, ×")
+    return markdown(("texts", "mode", "right", "tokens a call", "seconds", *heads), lines)
 
 
 def draw_on_disk(path: Path) -> None:
@@ -179,14 +182,16 @@ def draw_on_disk(path: Path) -> None:
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(8, 3.5), layout="constrained")
-    axes = figure.add_subplot()
-    for i, mode in enumerate(MODES[ON_DISK]):
-        own = answers_of(ON_DISK, mode).values()
-        axes.plot([x["id"] for x in own], [x["seconds"] for x in own], color=f"C{i}", linewidth=0.6)
-        for right, marker in ((1, "o"), (0, "x")):
-            some = [x for x in own if x["score"] == right]
-            label = f"{mode}, {'right' if right else 'wrong'}"
-            axes.plot([x["id"] for x in some], [x["seconds"] for x in some], f"C{i}{marker}", label=label)
-    axes.set(xlabel="problem", ylabel="seconds of an answer", ylim=(0, None))
-    figure.legend(loc="outside right upper", fontsize="small")
+    panels = figure.subplots(1, len(ON_DISK), squeeze=False)[0]
+    for axes, (configuration, (title, _, modes)) in zip(panels, ON_DISK.items(), strict=True):
+        for i, mode in enumerate(modes):
+            own = answers_of(configuration, mode).values()
+            axes.plot([x["id"] for x in own], [x["seconds"] for x in own], color=f"C{i}", linewidth=0.6)
+            for right, marker in ((1, "o"), (0, "x")):
+                some = [x for x in own if x["score"] == right]
+                label = f"{mode}, {'right' if right else 'wrong'}"
+                axes.plot([x["id"] for x in some], [x["seconds"] for x in some], f"C{i}{marker}", label=label)
+        axes.set(xlabel="problem", title=title, ylim=(0, None))
+        axes.legend(fontsize="x-small")
+    figure.axes[0].set_ylabel("seconds of an answer")
     figure.savefig(path, dpi=100)
