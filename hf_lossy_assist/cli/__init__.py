@@ -19,7 +19,7 @@ from cyclopts import App, CycloptsError, MissingArgumentError, Parameter
 from ..errors import LossyError, LossyValueError, brief, printable
 from ..store.folder import claimed, this_process, typed
 from ..version import __version__
-from . import advise, calibrate, demo, evaluate, generate, inspect, lm_eval, mine, rules, train
+from . import advise, calibrate, demo, evaluate, generate, inspect, mine, rules, train
 from .console import Console
 
 OTHER_NAMES = {
@@ -48,7 +48,7 @@ for at, command in enumerate(
 ):  # fmt: skip
     app.command(command, sort_key=at)
 app.command(heads)
-app.command(lm_eval.lm_eval, name="lm-eval", help_flags=[], version_flags=[], sort_key=9)
+app.command(evaluate.lm_eval, name="lm-eval", help_flags=[], version_flags=[], sort_key=9)
 
 
 def main(words: Sequence[str] | None = None) -> None:

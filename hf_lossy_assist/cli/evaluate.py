@@ -1,10 +1,13 @@
-"""``lossy-assist evaluate``: every mode's score on a task, and its speed."""
+"""``lossy-assist evaluate``, every mode's score on a task and its speed, and ``lossy-assist lm-eval``, the harness."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from contextlib import nullcontext
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
+
+from cyclopts import Parameter
 
 from ..errors import need
 from . import options
@@ -71,3 +74,25 @@ def evaluate(
         screen.print("\n".join(result.verdict), highlight=False)
     if out is not None:
         screen.print(f"written: {out}", style="dim", soft_wrap=True)
+
+
+def lm_eval(*arguments: Annotated[str, Parameter(allow_leading_hyphen=True)]) -> None:
+    """Run lm-evaluation-harness with the model hf-lossy, unless --model names another [lm-eval].
+
+    All options are the harness's own, e.g. `--model_args
+    pretrained=M,assistant=A,lossy_mode=min_p:tau=0.4 --tasks gsm8k --batch_size
+    8`.
+    """
+    need("lm-eval", "`lossy-assist lm-eval`")
+    from ..integrations import lm_eval as harness
+
+    harness.register()
+    from lm_eval.__main__ import cli_evaluate
+
+    named = any(argument.split("=")[0] in ("--model", "-M") for argument in arguments)
+    runs = arguments[:1] == ("run",) or (
+        arguments and arguments[0].startswith("-") and not {"-h", "--help"} & {*arguments}
+    )
+    own = ["--model", harness.NAME] if runs and not named and "-h" not in arguments else []
+    sys.argv = ["lossy-assist lm-eval", *arguments, *own]  # its parser reads only this
+    cli_evaluate()

@@ -1,4 +1,4 @@
-"""The inputs of a target's forward."""
+"""The inputs of a model's forward: over a text, and over trees, whose masks show ancestors and positions are depths."""
 
 from __future__ import annotations
 
@@ -7,12 +7,15 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+from torch import Tensor
+from torch.nn.functional import pad
 from transformers import GenerationConfig, GenerationMixin, PreTrainedModel
+from transformers.cache_utils import Cache
 from transformers.utils import ModelOutput
 
 from ..core.texts import GrowingTensor, RowShift, counting, ones
-from .caches import CACHE, CACHE_NAMES, cache_of, new_cache, tokens_in
-from .models import device_of, forward_accepts
+from .caches import CACHE, CACHE_NAMES, cache_of, new_cache, text_cache, tokens_in
+from .models import SLIDING, device_of, forward_accepts, layer_kinds
 
 TEXT_INPUTS = frozenset({"attention_mask", "position_ids", CACHE, "use_cache", "logits_to_keep"})
 """The inputs of a text-only model besides the tokens."""
@@ -53,10 +56,10 @@ class ForwardInputs:
         self._mask, self._positions = f"{prefix}attention_mask", f"{prefix}position_ids"
         self._going_on = {self._mask: ones, self._positions: counting}
         self._going_on |= {name: functools.partial(self._next_types, name) for name in _TYPES}
-        self._lines: dict[str, tuple[torch.Tensor, GrowingTensor]] = {}
+        self._lines: dict[str, tuple[Tensor, GrowingTensor]] = {}
 
     def of_text(
-        self, text: torch.LongTensor, carried: dict[str, Any], seen: int, longer: int, keep: int, first: bool
+        self, text: Tensor, carried: dict[str, Any], seen: int, longer: int, keep: int, first: bool
     ) -> dict[str, Any]:
         """Return the inputs of one forward over ``text`` ``(B, L)`` from token ``seen`` on.
 
@@ -95,11 +98,11 @@ class ForwardInputs:
         model_kwargs.update(rest)
         self._carry(model_kwargs, longer)
 
-    def move(self, carried: dict[str, Any], shift: RowShift, ids: torch.Tensor) -> None:
+    def move(self, carried: dict[str, Any], shift: RowShift, ids: Tensor) -> None:
         """Move the inputs that are aligned with ``ids`` ``(B, S)`` along with the rows of a batch."""
         aligned = {*_IN_LINE_WITH_IDS, *_CROSS_MASKS}
         for name, values in carried.items():  # what else has one entry a row
-            if isinstance(values, torch.Tensor) and name not in aligned and values.shape[:1] == ids.shape[:1]:
+            if isinstance(values, Tensor) and name not in aligned and values.shape[:1] == ids.shape[:1]:
                 carried[name] = values.index_select(0, shift.index.to(values.device))
         for name in _IN_LINE_WITH_IDS:
             if (values := carried.get(name)) is not None:
@@ -126,7 +129,7 @@ class ForwardInputs:
         masks = [mask for mask in (masks.values() if isinstance(masks, dict) else [masks]) if mask is not None]
         return any(bool((mask if mask.dtype == torch.bool else mask == 0)[..., :-1, -1].any()) for mask in masks)
 
-    def _next_types(self, name: str, values: torch.Tensor, count: int) -> torch.Tensor:
+    def _next_types(self, name: str, values: Tensor, count: int) -> Tensor:
         """Return the types of the next ``count`` tokens: all get the one that plain decoding gives to the next."""
         # Asks about one token, because transformers repeats as many of the last types as there are new tokens.
         asked = self.model._update_model_kwargs_for_generation(
@@ -134,7 +137,7 @@ class ForwardInputs:
         )
         return asked[name][:, -1:].expand(-1, count)
 
-    def _longer(self, model_kwargs: dict[str, Any], count: int) -> dict[str, torch.Tensor]:
+    def _longer(self, model_kwargs: dict[str, Any], count: int) -> dict[str, Tensor]:
         """Return mask, positions and token types, if there are any, for ``count`` more tokens."""
         return {
             name: self._line(name, values).between(0, values.shape[-1] + count)
@@ -142,7 +145,7 @@ class ForwardInputs:
             if (values := model_kwargs.get(name)) is not None
         }
 
-    def _line(self, name: str, values: torch.Tensor) -> GrowingTensor:
+    def _line(self, name: str, values: Tensor) -> GrowingTensor:
         """Return the growing tensor that ``values`` were last taken from, or a new one."""
         known, line = self._lines.get(name, (None, None))
         if values is not known:
@@ -150,13 +153,13 @@ class ForwardInputs:
             self._lines[name] = values, line
         return line
 
-    def _carry(self, carried: dict[str, Any], longer: Mapping[str, torch.Tensor]) -> None:
+    def _carry(self, carried: dict[str, Any], longer: Mapping[str, Tensor]) -> None:
         for name, values in longer.items():
             carried[name] = values
             self._lines[name] = values, self._lines[name][1]
 
 
-def _with_the_last(values: torch.Tensor, length: int) -> torch.Tensor:
+def _with_the_last(values: Tensor, length: int) -> Tensor:
     """Return ``(B, L, …)`` values for ``length`` tokens: later ones get those of the last."""
     missing = max(0, length - values.shape[1])
     return torch.cat([values, values[:, -1:].expand(-1, missing, *values.shape[2:])], dim=1)[:, :length]
@@ -168,7 +171,7 @@ class PlainForwardInputs(ForwardInputs):
     _copies = True  # a user's hook may keep what the model was given, while the text is overwritten
 
     @classmethod
-    def fits(cls, model: PreTrainedModel, ids: torch.Tensor, model_kwargs: dict[str, Any]) -> bool:
+    def fits(cls, model: PreTrainedModel, ids: Tensor, model_kwargs: dict[str, Any]) -> bool:
         """Tell whether transformers itself would only slice."""
         given = {name for name, value in model_kwargs.items() if value is not None}
         return (
@@ -182,7 +185,7 @@ class PlainForwardInputs(ForwardInputs):
         )
 
     def of_text(
-        self, text: torch.LongTensor, carried: dict[str, Any], seen: int, longer: int, keep: int, first: bool
+        self, text: Tensor, carried: dict[str, Any], seen: int, longer: int, keep: int, first: bool
     ) -> dict[str, Any]:
         inputs, tokens = dict(carried), text.narrow(1, seen, text.shape[1] - seen)
         if (mask := carried.get(self._mask)) is not None:
@@ -201,7 +204,7 @@ class PlainForwardInputs(ForwardInputs):
         if outputs is not None:
             model_kwargs[CACHE] = getattr(outputs, CACHE)
 
-    def move(self, carried: dict[str, Any], shift: RowShift, ids: torch.Tensor) -> None:
+    def move(self, carried: dict[str, Any], shift: RowShift, ids: Tensor) -> None:
         super().move(carried, shift, ids)
         mask = carried.get("attention_mask")
         if mask is not None and "position_ids" not in carried and forward_accepts(self.model, "position_ids"):
@@ -215,7 +218,7 @@ class DraftForwardInputs(PlainForwardInputs):
     _copies = False
 
 
-def forward_inputs(model: PreTrainedModel, ids: torch.Tensor, model_kwargs: dict[str, Any]) -> ForwardInputs:
+def forward_inputs(model: PreTrainedModel, ids: Tensor, model_kwargs: dict[str, Any]) -> ForwardInputs:
     """Return the maker of inputs for a model's forwards over texts that begin with ``ids``."""
     kind = PlainForwardInputs if PlainForwardInputs.fits(model, ids, model_kwargs) else ForwardInputs
     return kind(model)
@@ -226,9 +229,7 @@ def _as_the_mixin(model: PreTrainedModel, method: str) -> bool:
     return getattr(getattr(model, method), "__func__", None) is getattr(GenerationMixin, method)
 
 
-def tokens_before(
-    input_ids: torch.LongTensor, model_kwargs: dict[str, Any], config: GenerationConfig, held: int
-) -> int:
+def tokens_before(input_ids: Tensor, model_kwargs: dict[str, Any], config: GenerationConfig, held: int) -> int:
     """Return how many of the tokens that a user's cache has ``held`` are in front of ``input_ids``: all or none.
 
     A cache that holds just these ids is in front of them, too: transformers reads them a second time.
@@ -237,7 +238,7 @@ def tokens_before(
 
 
 def obstacle_in_tokens(
-    input_ids: torch.LongTensor, model_kwargs: dict[str, Any], config: GenerationConfig, held: int
+    input_ids: Tensor, model_kwargs: dict[str, Any], config: GenerationConfig, held: int
 ) -> str | None:
     """Say why a user's cache, which has ``held`` tokens, can't be gone on from with ``input_ids``; None if it can."""
     given = input_ids.shape[1]
@@ -250,8 +251,92 @@ def obstacle_in_tokens(
     return None
 
 
-def _repeats_cache(input_ids: torch.LongTensor, model_kwargs: dict[str, Any], config: GenerationConfig) -> bool:
+def _repeats_cache(input_ids: Tensor, model_kwargs: dict[str, Any], config: GenerationConfig) -> bool:
     """Tell whether ``input_ids`` begin with the tokens that a cache holds: if the mask is longer, all ids are new."""
     mask = model_kwargs.get("attention_mask")
     covered = mask.shape[1] if mask is not None else getattr(config, "_mask_length", input_ids.shape[1])
     return covered == input_ids.shape[1]
+
+
+class TreeInputs:
+    """Makes masks and positions of a model's forwards over trees.
+
+    Masks are added to the attention weights as floating-point numbers: eager attention silently misreads booleans.
+    """
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self.dtype = model.dtype
+        config = model.config.get_text_config(decoder=True)
+        self._window = getattr(config, "sliding_window", None)
+        kinds = layer_kinds(model)
+        self._layer_of = {kind: kinds.index(kind) for kind in set(kinds)}
+
+    def of_tree(
+        self, carried: Mapping[str, Any], width: int, seen: int, ancestors: Tensor, depths: Tensor
+    ) -> dict[str, Any]:
+        """Return the inputs of one forward over the unread part of texts of ``width`` tokens, and the nodes after them.
+
+        ``carried`` has cache, mask and positions of the texts; tokens beyond them are no padding. The cache holds
+        ``seen`` slots of texts and nodes. ``ancestors`` ``(B, m, M)`` says which of all M nodes the last m see; only
+        these m are sent. ``depths`` ``(B, M)`` are the nodes' depths, from 1.
+        """
+        rows, nodes, slots = ancestors.shape
+        device, unread = ancestors.device, max(0, width - seen)
+        text = torch.arange(width, device=device)
+        keys = torch.cat([text.expand(rows, -1), width - 1 + depths], dim=1)
+        sees = torch.ones(rows, unread + nodes, width + slots, dtype=torch.bool, device=device)
+        sees[:, :unread] = torch.arange(width + slots, device=device) <= text[width - unread :, None]
+        sees[:, unread:, width:] = ancestors
+        if (mask := carried.get("attention_mask")) is not None:
+            there = mask[:, :width].to(device=device, dtype=torch.bool)
+            sees[..., : there.shape[1]] &= there[:, None]
+        queries = torch.cat([keys[:, width - unread : width], keys[:, keys.shape[1] - nodes :]], dim=1)
+        return {
+            "attention_mask": self._masks(sees, queries, keys, text_cache(cache_of(carried))),
+            "position_ids": self._positions(carried, width, unread, depths[:, slots - nodes :]),
+        }
+
+    def _masks(self, sees: Tensor, queries: Tensor, keys: Tensor, cache: Cache) -> Tensor | dict[str, Tensor]:
+        masks = {}
+        for kind, layer in self._layer_of.items():
+            near = sees & (queries[:, :, None] - keys[:, None] < self._window) if kind == SLIDING else sees
+            length = sees.shape[2]
+            if layer < len(cache.layers):  # a sliding-window layer shows only the end of the text
+                length = cache.layers[layer].get_mask_sizes(sees.shape[1])[0]
+            hidden = ~near[:, None, :, max(0, sees.shape[2] - length) :]
+            if length > sees.shape[2]:  # the empty slots of a static cache
+                hidden = pad(hidden, (0, length - sees.shape[2]), value=True)
+            mask = torch.zeros(hidden.shape, dtype=self.dtype, device=sees.device)
+            masks[kind] = mask.masked_fill_(hidden, torch.finfo(self.dtype).min)
+        return masks if len(masks) > 1 else next(iter(masks.values()))
+
+    def of_token(self, mask: Tensor, cache: Cache) -> Tensor | dict[str, Tensor]:
+        """Return the masks of a forward over one token, which sees what a mask ``(B, L)`` shows.
+
+        transformers would ask of the mask itself, in every forward, whether it hides anything; it need not read these.
+        """
+        sees, masks = mask.bool()[:, None, None], {}
+        for kind, layer in self._layer_of.items():
+            near, length = sees, sees.shape[-1]
+            if kind == SLIDING and self._window < length:
+                near = near.clone()
+                near[..., : length - self._window] = False
+            if layer < len(cache.layers):
+                length = min(length, cache.layers[layer].get_mask_sizes(1)[0])
+            masks[kind] = near[..., near.shape[-1] - length :]
+        return masks if len(masks) > 1 else next(iter(masks.values()))
+
+    @staticmethod
+    def _positions(carried: Mapping[str, Any], width: int, unread: int, depths: Tensor) -> Tensor:
+        positions, mask = carried.get("position_ids"), carried.get("attention_mask")
+        if positions is None and mask is not None:
+            positions = (mask.cumsum(-1) - 1).clamp(min=0)
+        if positions is None:
+            positions = torch.arange(width, device=depths.device)[None]
+        positions = positions.to(depths.device)
+        if (missing := width - positions.shape[1]) > 0:
+            more = torch.arange(1, missing + 1, device=depths.device)
+            positions = torch.cat([positions, positions[:, -1:] + more], dim=1)
+        newest = positions[:, width - 1 : width] + depths
+        unread_text = positions[:, width - unread : width].expand(len(depths), -1)
+        return torch.cat([unread_text, newest], dim=1)

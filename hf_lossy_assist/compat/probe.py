@@ -23,7 +23,7 @@ from transformers.cache_utils import DynamicLayer
 from transformers.modeling_outputs import BaseModelOutput
 
 from .caches import CacheSnapshot, cache_name, new_cache, text_cache, tokens_in
-from .inputs import TEXT_INPUTS, WHOLE_OUTPUTS, ForwardInputs
+from .inputs import TEXT_INPUTS, WHOLE_OUTPUTS, ForwardInputs, TreeInputs
 from .kernels import FOLDED
 from .models import (
     FULL,
@@ -36,7 +36,6 @@ from .models import (
     has_recurrent_state,
     layer_kinds,
 )
-from .tree_inputs import TreeInputs
 
 _READ, _MORE, _PADDING = 10, 3, 2
 _COMPRESSED, _IN_BLOCKS = {"compressed_sparse_attention", "heavily_compressed_attention"}, {"minimax_m3_sparse"}

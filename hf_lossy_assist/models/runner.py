@@ -16,10 +16,9 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from ..compat.caches import CACHE, cache_name, cache_of, new_cache, recording, rollback, stop_recording, text_cache
-from ..compat.inputs import ForwardInputs
+from ..compat.inputs import ForwardInputs, TreeInputs
 from ..compat.models import device_of
 from ..compat.probe import ask, takes_whole_masks
-from ..compat.tree_inputs import TreeInputs
 from ..core.distributions import Randomness
 from ..core.messages import Commit
 from ..core.texts import RowShift

@@ -15,7 +15,7 @@ import pytest
 
 from hf_lossy_assist.acceptors import AllOf, TopK, Typical
 from hf_lossy_assist.errors import LossyError, LossyUnsupportedError, LossyValueError
-from hf_lossy_assist.integrations.vllm.plugin import check_version
+from hf_lossy_assist.integrations.vllm import check_version
 from hf_lossy_assist.integrations.vllm.settings import Drafting, EngineSettings
 from hf_lossy_assist.pairs import hub_cards
 from tests.integrations.certified import save_certificate

@@ -12,9 +12,8 @@ from torch import Tensor
 from transformers.generation.candidate_generator import CandidateGenerator
 
 from ...acceptors import Acceptor
-from ...compat.drafters import DRAFTERS_WITHOUT_LOGITS, transformers_drafter
+from ...compat.drafters import DRAFTERS_WITHOUT_LOGITS, mtp_layers, several_or_sliding_mtp, transformers_drafter
 from ...compat.models import has_recurrent_state
-from ...compat.mtp import mtp_layers, several_or_sliding_mtp
 from ...core.messages import Commit, Draft
 from ...core.texts import Texts
 from ...drafting import Drafter

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from transformers import DynamicCache, PreTrainedModel
 
 from ...compat.caches import CACHE
+from ...compat.drafters import one_layer_decoder, several_or_sliding_mtp
 from ...compat.models import device_of, origin_of
-from ...compat.mtp import one_layer_decoder, several_or_sliding_mtp
 from ...drafting.state_head import StateHead
 from ...drafting.vocabulary import SAME, Vocabulary
 from ...errors import LossyUnsupportedError, LossyValueError

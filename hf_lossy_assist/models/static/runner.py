@@ -13,7 +13,7 @@ from torch.nn.functional import pad
 from transformers import PreTrainedModel
 
 from ...compat.caches import cache_name, new_cache
-from ...compat.tree_inputs import TreeInputs
+from ...compat.inputs import TreeInputs
 from ...core.distributions import Randomness
 from ...core.texts import GrowingTensor, RowShift, counting, ones
 from ..runner import Nodes, WholeTokens

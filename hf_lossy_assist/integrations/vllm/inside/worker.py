@@ -9,7 +9,7 @@ from transformers import AutoTokenizer
 from vllm.distributed import get_tensor_model_parallel_world_size, tensor_model_parallel_all_gather
 from vllm.platforms import current_platform
 
-from ..plugin import settings_of
+from .. import settings_of
 from ..settings import EngineSettings
 
 if current_platform.is_cpu():  # elsewhere this module can't be imported
