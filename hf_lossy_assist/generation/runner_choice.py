@@ -24,9 +24,8 @@ from ..models.recurrent import RecurrentRunner, padding_before
 from ..models.runner import DynamicCacheRunner, ModelRunner
 from ..models.static.cache_slot import StaticCacheSlot, rewinds, take_slot
 from ..models.static.fixed import FixedRunner, FixedSampler, Widths
-from ..models.static.forwards import Compiling, decoder_layers, forget
+from ..models.static.forwards import Compiling, compiling, decoder_layers, forget
 from ..models.static.graphs import RECORDERS, CompiledRecording, Recording
-from ..models.static.layerwise import compiling
 from ..models.static.runner import StaticCacheRunner
 from .drafters.base import Kind, Making, StaticDraft
 from .drafters.draft_model import NO_END

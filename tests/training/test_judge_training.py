@@ -16,8 +16,7 @@ from hf_lossy_assist.heads import JudgeHead
 from hf_lossy_assist.heads.repository import ROC
 from hf_lossy_assist.store import folder
 from hf_lossy_assist.training.examples import Examples
-from hf_lossy_assist.training.head_training import JudgeSettings, train_judge
-from hf_lossy_assist.training.validation import folds_of
+from hf_lossy_assist.training.head_training import JudgeSettings, folds_of, train_judge
 from tests.training.synthetic import DRAFT, ORIGIN, TARGET, by_hand, judged
 
 CHOICES = [("target", "draft"), ("draft", "previous"), ("both", "draft"), ("target", "both"), ("both", "both")]

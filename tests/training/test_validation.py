@@ -10,7 +10,7 @@ from sklearn.metrics import roc_auc_score
 
 from hf_lossy_assist import LossyValueError
 from hf_lossy_assist.training.examples import Examples
-from hf_lossy_assist.training.validation import (
+from hf_lossy_assist.training.head_training import (
     auc_interval,
     both_classes,
     folds_of,

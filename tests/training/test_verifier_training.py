@@ -12,8 +12,7 @@ from sklearn.metrics import roc_auc_score
 from hf_lossy_assist import LossyValueError
 from hf_lossy_assist.heads import VerifierHead
 from hf_lossy_assist.heads.repository import ROC
-from hf_lossy_assist.training.head_training import JudgeSettings, VerifierSettings, train_verifier
-from hf_lossy_assist.training.validation import folds_of
+from hf_lossy_assist.training.head_training import JudgeSettings, VerifierSettings, folds_of, train_verifier
 from tests.training.synthetic import DRAFT, ORIGIN, TARGET, by_hand, ratios
 
 QUICK = (0.01, 1.0)

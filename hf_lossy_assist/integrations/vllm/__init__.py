@@ -15,9 +15,8 @@ from ...errors import LossyError, LossyUnsupportedError, LossyValueError, warn_o
 if TYPE_CHECKING:
     from .settings import EngineSettings
 
-_INSIDE = "hf_lossy_assist.integrations.vllm.inside"
 _WORKERS = ("vllm.v1.worker.cpu_worker.CPUWorker", "vllm.v1.worker.gpu_worker.Worker")
-_LOSSY_WORKER = f"{_INSIDE}.worker.LossyWorker"
+_LOSSY_WORKER = "hf_lossy_assist.integrations.vllm.inside.worker.LossyWorker"
 
 KNOWN = ("0.32", "0.33")
 """Versions whose functions the rules were written for."""

@@ -14,8 +14,7 @@ from transformers import CompileConfig
 
 from ...compat.kernels import clean_up
 from .cache_slot import GraphMemory, StaticCacheSlot
-from .forwards import Make
-from .layerwise import compiling
+from .forwards import Make, compiling
 
 Recorder = Callable[[Callable[[], Any], torch.device, GraphMemory], tuple[Callable[[], None], Any]]
 """Runs a function on a device, and returns what runs it again, and its output, which each run overwrites.

@@ -11,8 +11,14 @@ from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 
 from hf_lossy_assist.compat.caches import CACHE
 from hf_lossy_assist.models.static.cache_slot import StaticCacheSlot, new_static_cache
-from hf_lossy_assist.models.static.forwards import TUNING, Compiling, states_of
-from hf_lossy_assist.models.static.layerwise import CompilingLayers, compiling, layer_kinds_of
+from hf_lossy_assist.models.static.forwards import (
+    TUNING,
+    Compiling,
+    CompilingLayers,
+    compiling,
+    layer_kinds_of,
+    states_of,
+)
 from tests.architectures import made
 from tests.eagle3_heads import trained_pair
 from tests.graphs import EAGER, Backend, both
