@@ -116,13 +116,6 @@ def verifier(
     ratio: Annotated[
         float, Parameter(name="--lambda", help="A token is acceptable iff q/p is at most this: 1, 1.2, 1.5, ….")
     ] = 1.0,
-    position: Annotated[
-        Literal["previous", "token"] | None,
-        Parameter(
-            help="The draft's state that predicted the token, or the one that has read it; by default the better one "
-            "out of fold."
-        ),
-    ] = None,
     threshold: Annotated[
         float | None,
         must("from 0 to 1", lambda x: 0 <= x <= 1),
@@ -145,7 +138,7 @@ def verifier(
     from ..training.head_training import VerifierSettings, train_verifier
 
     training.start(out)
-    settings = VerifierSettings(ratio, position, threshold, recall, seed=training.seed)
+    settings = VerifierSettings(ratio, threshold=threshold, recall=recall, seed=training.seed)
     ratios, origin = read_ratios(data, settings.positions)
     trained = train_verifier(ratios, origin.with_card(training.license, training.pair), settings)
     trained.save(out)

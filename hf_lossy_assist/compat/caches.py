@@ -56,8 +56,11 @@ def new_cache(model: PreTrainedModel, like: Cache | None = None) -> Cache:
     offloading = like is not None and is_offloaded_cache(like)
     cache = DynamicCache(config=model.config.get_text_config(decoder=True), offloading=offloading)
     if not has_recurrent_state(model):
-        _keep_everything(cache)
-        _fix_layers(model, cache)
+        for i, layer in enumerate(cache.layers):
+            if type(layer) is DynamicSlidingWindowLayer:
+                cache.layers[i] = DynamicLayer()
+                cache.layers[i].sliding_window = layer.sliding_window  # see `attention_windows`
+        ready_for_rollback(model, cache)
         cache.activate_past_recording()
     return EncoderDecoderCache(cache, DynamicCache()) if model.config.is_encoder_decoder else cache
 
@@ -69,13 +72,6 @@ def is_offloaded_cache(cache: Cache) -> bool:
 def empty_copy(cache: Cache) -> Cache:
     streams = [getattr(own, "prefetch_stream", None) for own in (cache, text_cache(cache))]
     return copy.deepcopy(cache, {id(stream): stream for stream in streams})
-
-
-def _keep_everything(cache: DynamicCache) -> None:
-    for i, layer in enumerate(cache.layers):
-        if type(layer) is DynamicSlidingWindowLayer:
-            cache.layers[i] = DynamicLayer()
-            cache.layers[i].sliding_window = layer.sliding_window  # see `attention_windows`
 
 
 def attention_windows(model: PreTrainedModel, cache: Cache) -> list[int | None]:
@@ -120,14 +116,9 @@ def tokens_in(cache: Cache | None) -> int:
 
 
 def ready_for_rollback(model: PreTrainedModel, cache: Any) -> None:
-    """Let a cache keep what a rollback must not remove."""
-    if isinstance(cache, DynamicCache):
-        _fix_layers(model, cache)
-
-
-def _fix_layers(model: PreTrainedModel, cache: DynamicCache) -> None:
-    """Let the layers that attend to images keep their keys when the text is rolled back."""
-    for i in getattr(model.config.get_text_config(decoder=True), "cross_attention_layers", None) or ():
+    """Let the layers of a dynamic cache that attend to images keep their keys when the text is rolled back."""
+    looking = getattr(model.config.get_text_config(decoder=True), "cross_attention_layers", None) or ()
+    for i in looking if isinstance(cache, DynamicCache) else ():
         if i < len(cache.layers) and type(cache.layers[i]) is DynamicLayer:
             fixed = FixedLayer()
             vars(fixed).update(vars(cache.layers[i]))
@@ -179,9 +170,8 @@ def count_in_all_layers(cache: Cache, tokens: int) -> None:
 @contextmanager
 def recording(cache: DynamicCache) -> Iterator[None]:
     """Let ``cache`` be rolled back inside the block."""
-    own, recorded = text_cache(cache), []
-    for layer in own.layers:
-        recorded.append(getattr(layer, "record_past", None))
+    own = text_cache(cache)
+    recorded = [getattr(layer, "record_past", None) for layer in own.layers]
     own.activate_past_recording()
     try:
         yield

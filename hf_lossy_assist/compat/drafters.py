@@ -54,39 +54,6 @@ def drafts_from_target_states(assistant: PreTrainedModel | None) -> bool:
     return type(assistant).__name__.startswith(("Gemma4Assistant", "Gemma4UnifiedAssistant"))
 
 
-SHARED_KEYS_WANTED = {"return_shared_kv_states": True}
-"""Inputs with which a target's decoder returns :func:`shared_keys`."""
-SharedKeys = dict[str, tuple[Tensor, Tensor]]
-
-
-def obstacle_to_shared_keys(target: PreTrainedModel, assistant: PreTrainedModel) -> str | None:
-    """Say why an assistant can't read a target's keys; None where it can."""
-    width, own = assistant.config.backbone_hidden_size, target.config.get_text_config(decoder=True).hidden_size
-    if not type(target).__name__.startswith(("Gemma4", "Gemma3n")):
-        return f"which reads the keys of Gemma 4, but the target is a {type(target).__name__}"
-    return None if width == own else f"which reads states of {width} units, but the target's have {own}"
-
-
-def shared_keys(output: Any) -> SharedKeys:
-    """Return the keys and values ``(B, H, S, d)`` that a decoder shares, by kind of layer."""
-    return dict(output.shared_kv_states)
-
-
-def within_windows(assistant: PreTrainedModel, keys: SharedKeys) -> SharedKeys:
-    """Return the keys that are in the windows of an assistant: a sliding cache holds more, by how the round went."""
-    most = {"sliding_attention": assistant.config.get_text_config().sliding_window}
-    return {kind: tuple(x[:, :, -most.get(kind, x.shape[2]) :] for x in both) for kind, both in keys.items()}
-
-
-def read_with_shared_keys(
-    assistant: PreTrainedModel, embedded: Tensor, state: Tensor, keys: SharedKeys, inputs: dict[str, Any]
-) -> tuple[Tensor, Tensor]:
-    """Run an assistant over a token ``(B, 1, d)`` and the ``state`` before it; return logits and the next state."""
-    both = torch.cat([embedded, state.to(embedded.device)], dim=-1)
-    output = assistant(inputs_embeds=both, shared_kv_states=keys, use_cache=False, **inputs)
-    return output.logits, output.last_hidden_state
-
-
 @contextmanager
 def intercepted_drafter(model: PreTrainedModel, intercept: Callable[..., CandidateGenerator]) -> Iterator[None]:
     """Inside the block, call ``intercept(build, **kwargs)`` whenever assisted generation needs a drafter.

@@ -73,11 +73,6 @@ def has_recurrent_state(model: PreTrainedModel) -> bool:
     return stateful or not model._supports_default_dynamic_cache()
 
 
-def has_own_attention(model: PreTrainedModel) -> bool:
-    """Tell whether a model attends and masks by code of its own, which may want one token at a time behind a cache."""
-    return not (model._supports_sdpa or model._supports_attention_backend or model._can_compile_fullgraph)
-
-
 def origin_of(model: nn.Module) -> tuple[str, str | None]:
     """Return the Hub id or folder that the model was loaded from, or "", and the commit if known."""
     return getattr(model.config, "_name_or_path", ""), getattr(model.config, "_commit_hash", None)

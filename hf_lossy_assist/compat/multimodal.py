@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import GenerationConfig, GenerationMixin, PretrainedConfig, PreTrainedModel
+from transformers import GenerationConfig, PretrainedConfig, PreTrainedModel
 from transformers.generation import utils as _utils
 
 from ..errors import LossyError, LossyUnsupportedError
@@ -41,11 +41,6 @@ def other_inputs(model: PreTrainedModel, given: Mapping[str, Any]) -> dict[str, 
         and not name.startswith("decoder_")
         and generation_accepts(model, name)
     }
-
-
-def generates_inside(model: PreTrainedModel) -> bool:
-    """Tell whether a model's ``generate()`` is its own, so that another model inside may be the one that reads text."""
-    return type(model).generate is not GenerationMixin.generate
 
 
 @contextmanager
@@ -128,11 +123,6 @@ def row_of_encoded(model: PreTrainedModel, encoded: Mapping[str, Any], ids: Tens
             places = at.flatten().cumsum(0).view_as(at) - 1
             own[modality] = _utils._slice_mm_encoder_output(output, places[row][at[row]])
     return own
-
-
-def reads_by_column(inputs: Mapping[str, Any]) -> bool:
-    """Tell whether a model reads a piece of a sound with every token, which one the token's column says."""
-    return "current_window" in inputs
 
 
 def obstacle_to_rows(model: PreTrainedModel, inputs: Mapping[str, Any], ids: Tensor) -> str | None:

@@ -39,7 +39,7 @@ def frequency_switch(
     ``positions`` ``(…, L)`` are those of prompts of ``prompt`` columns; they need not begin with 0. A batch that gets
     that far drafts nothing: its longest row chooses the frequencies of all rows, so they have to grow together.
     """
-    found = _switches(model)
+    found = switches_of(model)
     if not found:
         return None
     ahead = positions_ahead(positions, prompt)
@@ -54,12 +54,8 @@ def positions_ahead(positions: Tensor | None, prompt: int) -> int:
     return 0 if positions is None else int(positions[..., -1].max()) + 1 - prompt
 
 
-def changes_frequencies(model: PreTrainedModel) -> bool:
-    """Tell whether a model's frequencies change somewhere; its forwards then look at positions on the host."""
-    return bool(_switches(model))
-
-
-def _switches(model: PreTrainedModel) -> list[FrequencySwitch]:
+def switches_of(model: PreTrainedModel) -> list[FrequencySwitch]:
+    """Return where a model's frequencies change; if anywhere, its forwards look at positions on the host."""
     config = model.config.get_text_config(decoder=True)
     given = getattr(config, "rope_parameters", None) or {}
     found = []

@@ -32,7 +32,6 @@ from .models import (
     attention_of,
     device_of,
     forward_accepts,
-    has_own_attention,
     has_recurrent_state,
     layer_kinds,
 )
@@ -116,7 +115,9 @@ def _asked(model: PreTrainedModel) -> Answers:
         try:
             plain = _Reading(model)
         except Exception:  # a model that goes on in no way may fail in any way
-            own = recurrent or has_own_attention(model)
+            # Code of a model's own for attention and masks may want one token at a time behind a cache.
+            known = model._supports_sdpa or model._supports_attention_backend or model._can_compile_fullgraph
+            own = recurrent or not known
             return Answers(not own, not own, True, True, True, forward_accepts(model, "position_ids"), False, recurrent)
         one, several, cropped = plain.goes_on, plain.reads_several, not recurrent
         at_first, padded, free = _behind_padding(model, plain) if one or several else (False, False, False)
@@ -326,11 +327,6 @@ def obstacle_to_padding(model: PreTrainedModel, of_batch: bool) -> str | None:
     if bears.padded:
         return None
     return f"{type(model).__name__} then reads several tokens in one forward otherwise than one after another"
-
-
-def takes_whole_masks(model: PreTrainedModel) -> bool:
-    """Tell whether transformers would read a mask in a forward over one token, but takes whole ones, too."""
-    return attention_of(model) == "sdpa" and obstacle_to_trees(model, {}) is None
 
 
 def obstacle_to_trees(model: PreTrainedModel, inputs: Mapping[str, Any]) -> str | None:

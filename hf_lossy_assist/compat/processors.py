@@ -60,12 +60,6 @@ _INDEXED_PROCESSORS = (
 )
 
 
-# They keep a cache between calls, which a second call for one prefix corrupts, and which is too large to copy.
-STATEFUL_PROCESSORS = {
-    _processors.UnbatchedClassifierFreeGuidanceLogitsProcessor: "guidance_scale",
-}
-"""Processors that keep a state from token to token, each with the field that asks for it."""
-
 # They change no scores. They look at a call's first ones, of all rows, and are read after the call.
 _OBSERVERS = (_processors.WhisperNoSpeechDetection,)
 

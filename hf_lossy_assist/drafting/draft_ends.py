@@ -9,11 +9,11 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from ..errors import LossyValueError, brief
-from ..values import SETTINGS, bounded
+from ..values import SETTINGS, Rule, bounded
 
 DEFAULT_NUM_TOKENS = 5
-SCHEDULES = ("constant", "heuristic", "heuristic_transient")
+_SCHEDULES = ["constant", "heuristic", "heuristic_transient"]
+SCHEDULE = Rule(f"one of {_SCHEDULES}", _SCHEDULES.__contains__)
 
 
 @dataclass
@@ -45,18 +45,6 @@ def draft_length_of(num_tokens: int, schedule: str = "constant") -> DraftLength:
     return (HeuristicLength if schedule.startswith("heuristic") else DraftLength)(num_tokens)
 
 
-def check_schedule(value: Any) -> None:
-    if not isinstance(value, str) or value not in SCHEDULES:
-        raise LossyValueError(
-            f"`num_assistant_tokens_schedule` has to be one of {list(SCHEDULES)}, but is {brief(value)}"
-        )
-
-
-def check_confidence(value: Any) -> None:
-    if value is not None:
-        bounded(0, 1).check("assistant_confidence_threshold", value)
-
-
 def check_num_tokens(value: Any, least: int = 1) -> None:
     bounded(least, integer=True, word="auto").check("num_assistant_tokens", value)
 
@@ -65,6 +53,10 @@ class DraftStop(ABC):
     """Decides after every drafted token whether to draft on. The token itself is verified either way."""
 
     name: ClassVar[str]  # by which `stop_drafting` in `lossy_config` chooses it
+    threshold: float
+
+    def __post_init__(self) -> None:
+        bounded(0, 1).check("threshold", self.threshold, f" of `stop_drafting`{SETTINGS}")
 
     def begin(self) -> None:
         """Begin a round."""
@@ -75,10 +67,6 @@ class DraftStop(ABC):
         """Return ``(B, n)`` whether each row drafts on after each of the next tokens, which have the chances ``q``."""
 
 
-def _check(setting: str, value: object, low: float, high: float) -> None:
-    bounded(low, high).check(setting, value, f" of `stop_drafting`{SETTINGS}")
-
-
 @dataclass
 class ConfidenceStop(DraftStop):
     """Stop after a token x with q(x) below ``threshold``: transformers' ``assistant_confidence_threshold``."""
@@ -86,9 +74,6 @@ class ConfidenceStop(DraftStop):
     threshold: float = 0.4
 
     name = "confidence"
-
-    def __post_init__(self) -> None:
-        _check("threshold", self.threshold, 0, 1)
 
     def goes_on(self, q: Tensor) -> Tensor:
         return q >= self.threshold
@@ -105,9 +90,6 @@ class AcceptanceStop(DraftStop):
     _all: Tensor | None = field(init=False, default=None)
 
     name = "acceptance"
-
-    def __post_init__(self) -> None:
-        _check("threshold", self.threshold, 0, 1)
 
     def begin(self) -> None:
         self._all = None

@@ -84,10 +84,6 @@ def vocabulary_of(target: PreTrainedModel, draft: PreTrainedModel) -> Vocabulary
     return PaddedVocabulary(*sizes, filler=pad if pad is not None and 0 <= pad < sizes[1] else 0)
 
 
-def same_tokenizer(a: Any, b: Any) -> bool:
-    return a is b or a.get_vocab() == b.get_vocab()
-
-
 def check_vocabularies(target: PreTrainedModel, draft: PreTrainedModel) -> None:
     """Raise if the sizes of two models' vocabularies rule out that they have one tokenizer."""
     sizes = vocabulary_sizes(target, draft)

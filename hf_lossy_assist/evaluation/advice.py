@@ -7,14 +7,12 @@ from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import Any
 
-import numpy as np
-
 from ..acceptors.base import AUTO
-from ..errors import LossyValueError, nearest
 from ..generation.spelling import Spelling
+from ..values import check_name
 from .modes import EVERYTHING, DecodingMode
 from .replay import Walk
-from .speeds import Speeds
+from .speeds import Speeds, spread_of
 from .tables import NumberTable, as_text, milliseconds, number, percent, table
 
 MAX_NATS = 0.025
@@ -65,16 +63,6 @@ class Advice:
     speeds: Speeds
     matches: float
 
-    @property
-    def tokens(self) -> np.ndarray:
-        """``(B,)`` tokens of the texts."""
-        return self.speeds.tokens
-
-    @property
-    def draft_cost(self) -> float:
-        """A drafted token's share of a target's token."""
-        return self.speeds.costs.share
-
     def _fastest(self, walks: Mapping[int, Walk]) -> Walk:
         return min(walks.values(), key=lambda walk: self.speeds.seconds(walk).sum())
 
@@ -85,7 +73,7 @@ class Advice:
     def row(self, one: Replayed, gamma: int | str | None = None) -> Row:
         """Return what a rule brings with drafts of ``gamma`` tokens; by default with its best ones."""
         walk = self._fastest(one.walks) if gamma is None else one.walks[gamma]
-        total, rounds = self.tokens.sum(), walk.rounds.sum()
+        total, rounds = self.speeds.tokens.sum(), walk.rounds.sum()
         times, low, high = self.speeds.times(walk, self._lossless)
         alone, *_ = self.speeds.times(walk, self.speeds.alone)
         return Row(
@@ -138,9 +126,7 @@ class Advice:
         """
         by_label = {one.mode.label: one for one in self.replayed}
         if mode is not None:
-            if mode not in by_label:
-                known = list(by_label)
-                raise LossyValueError(f"`mode` has to be one of {known}, but is {mode!r}{nearest(mode, by_label)}")
+            check_name("mode", mode, by_label)
             row = max((row for row in self.rows if row.mode == mode), key=lambda row: row.times_lossless)
         else:
             rows = [row for row in self.rows if row.mode != EVERYTHING and row.nats <= MAX_NATS]
@@ -161,7 +147,7 @@ class Advice:
             why = f"{best.row.times_lossless:.2f} ({best.row.low:.2f} to {best.row.high:.2f}) × as fast as lossless"
         else:
             why = f"{own:.2f} × the target alone, and no rule is surely faster"
-        seen = f"in {len(self.speeds.repeats)} repeats {self.speeds.spread[1]}"
+        seen = f"in {len(self.speeds.repeats)} repeats {spread_of(self.speeds.repeats)[1]}"
         return why if self.speeds.steady else f"{why}. Little is sure, since {seen}: repeat it on an idle machine"
 
     @property
@@ -175,10 +161,10 @@ class Advice:
         return [
             (
                 f"A round: the target {target} tokens (ms); a drafted token {milliseconds(speeds.costs.drafted)} "
-                f"(c = {self.draft_cost:.2f})."
+                f"(c = {speeds.costs.share:.2f})."
             ),
             (
-                f"{len(self.tokens)} answers of the target, {int(self.tokens.sum()):,} tokens: lossless would keep "
+                f"{len(speeds.tokens)} answers of the target, {int(speeds.tokens.sum()):,} tokens: lossless would keep "
                 f"{percent(self.matches, 1)} % of the draft's."
             ),
             (
@@ -229,7 +215,7 @@ class Advice:
             "front": [with_gamma(row.mode, row.gamma) for row in self.front],
             "costs": self.speeds.entry, "steady": self.speeds.steady,
             "recommended": str(self.best()), "how_sure": self.how_sure,
-            "answers": len(self.tokens), "tokens": int(self.tokens.sum()),
+            "answers": len(self.speeds.tokens), "tokens": int(self.speeds.tokens.sum()),
             "matches": self.matches, "ceiling": self.ceiling.times_lossless, "said": self.said,
         }  # fmt: skip
 

@@ -59,7 +59,7 @@ def calibrate(
         return setting.tokens_per_second if timed else tokens / max(1, rounds)
 
     best = max(certified, key=pace, default=None)
-    rule, sums, usual = None, {}, {}
+    rule, sums = None, {}
     if best is not None:
         described = plan["modes"][best.mode]
         used = {name: heads[name] for name in described["heads"] if name in heads}
@@ -72,18 +72,13 @@ def calibrate(
             raise LossyValueError(
                 f"`heads` has to have those of the evaluation, but {sorted(sums)} have other weights or thresholds"
             )
-        texts = [own for _, own in sorted(answers[best.mode].items())]
-        usual = {
-            "mean_accepted": [own.accepted / max(1, own.rounds) for own in texts],
-            "lossy_share": [own.lossy / max(1, own.tokens) for own in texts],
-        }
     return Certificate(
         task=plan["task"], split=plan["split"], problems=len({*plan["problems"]}),
         digest=hashlib.sha256(json.dumps([plan["problems"], plan.get("scoring")]).encode()).hexdigest(),
         max_loss=max_loss, confidence=confidence, reference=plan["reference"],
         chosen=None if best is None else best.mode, tested=tested, rule=rule,
         temperature=plan["modes"][plan["reference"]]["temperature"],
-        target=plan["target"], draft=plan["draft"], heads=sums, usual=usual, versions=plan["runs"][-1],
+        target=plan["target"], draft=plan["draft"], heads=sums, versions=plan["runs"][-1],
     )  # fmt: skip
 
 

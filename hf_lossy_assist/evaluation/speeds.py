@@ -8,10 +8,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from statistics import median
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-from torch import Tensor
 from transformers import StoppingCriteriaList
 
 from ..compat.models import device_of
@@ -61,18 +61,6 @@ class Costs:
         return self.drafted / self.read(1)
 
 
-class _Endless:
-    """Lets nothing but the limit end a call."""
-
-    def __init__(self, pair: Pair) -> None:
-        # A token that no model writes.
-        self.keywords: dict[str, Any] = {"eos_token_id": pair.target.get_input_embeddings().num_embeddings}
-        self.keywords["stopping_criteria"] = StoppingCriteriaList()
-
-    def cut(self, tokens: Tensor) -> Tensor:
-        return tokens
-
-
 def measure_costs(pair: Pair, text: Sequence[int], length: int, gammas: Iterable[int], repeats: int = 3) -> list[Costs]:
     """Time calls of ``generate()`` with drafts of so many tokens, with the target alone, and with the draft alone.
 
@@ -88,7 +76,10 @@ def measure_costs(pair: Pair, text: Sequence[int], length: int, gammas: Iterable
         How often everything is timed; each repeat has costs of its own.
     """
     (batch,) = batches_of([text], device=device_of(pair.target), length=length)
-    batch = replace(batch, ending=_Endless(pair))
+    # Nothing but the limit ends a call: no model writes this token.
+    never = pair.target.get_input_embeddings().num_embeddings
+    keywords = {"eos_token_id": never, "stopping_criteria": StoppingCriteriaList()}
+    batch = replace(batch, ending=SimpleNamespace(keywords=keywords, cut=lambda tokens: tokens))
     alone = DecodingMode()
     modes = {
         1: alone, "draft": replace(alone, answers="draft"),
@@ -211,14 +202,9 @@ class Speeds:
         return float((walk.diverged * self.tokens).sum() / self.tokens.sum()) * jackknife(rates, _log)
 
     @property
-    def spread(self) -> tuple[float, str]:
-        """The :func:`spread_of` the repeats."""
-        return spread_of(self.repeats)
-
-    @property
     def steady(self) -> bool:
         """Whether repeats agree."""
-        return self.spread[0] <= STEADY
+        return spread_of(self.repeats)[0] <= STEADY
 
     @property
     def entry(self) -> dict[str, Any]:
@@ -226,7 +212,7 @@ class Speeds:
         costs = self.costs
         return {
             "draft": costs.drafted, "draft_cost": costs.share, "repeats": len(self.repeats),
-            "target": {str(n): costs.read(n) for n in sorted(costs.target)}, "spread": self.spread[0],
+            "target": {str(n): costs.read(n) for n in sorted(costs.target)}, "spread": spread_of(self.repeats)[0],
             "clock": costs.clock,
         }  # fmt: skip
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
-from itertools import chain
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal, get_type_hints
@@ -76,8 +75,6 @@ class Certificate(_Typed):
     target: dict[str, Any]
     draft: dict[str, Any] | None
     heads: dict[str, int]  # checksums of their weights and biases, by rule
-    # For each text of the chosen setting: drafted tokens kept per round, and the share of tokens kept only by the rule.
-    usual: dict[Literal["mean_accepted", "lossy_share"], list[Number]] = field(default_factory=dict)
     versions: dict[str, Any] = field(default_factory=dict)
     source: str | None = field(default=None, compare=False)  # where it was loaded from, which its file does not say
 
@@ -88,7 +85,6 @@ class Certificate(_Typed):
         certified = [each.mode for each in self.tested if each.outcome == "certified"]
         _require(self.chosen in (None, *certified), "chosen", f"None or one of the certified {certified}", self.chosen)
         _require(self.heads.keys() <= REGISTRY.keys(), "heads", f"keyed by some of {list(REGISTRY)}", self.heads)
-        _require(all(map(is_number, chain(*self.usual.values()))), "usual", "lists of finite numbers", self.usual)
         ModelIdentity.from_dict(self.target, "`target`")
         if self.draft is not None:
             ModelIdentity.from_dict(self.draft, "`draft`")

@@ -8,12 +8,12 @@ from torch import nn
 from transformers import LogitsProcessorList, PreTrainedModel
 from transformers.cache_utils import StaticCache
 from transformers.generation.candidate_generator import CandidateGenerator
+from transformers.generation.logits_process import UnbatchedClassifierFreeGuidanceLogitsProcessor
 
 from ..compat.caches import CACHE, belongs_to_user, new_cache, obstacle_in_cache
 from ..compat.inputs import WITH_TOKENS, obstacle_in_tokens
 from ..compat.multimodal import obstacle_in_cross_attention, obstacle_to_rows, obstacle_to_states
 from ..compat.probe import obstacle_to_padding, obstacle_to_rollback, obstacle_to_trees
-from ..compat.processors import STATEFUL_PROCESSORS
 from ..decoding.outputs import OUTPUTS
 from ..drafting.vocabulary import vocabulary_sizes
 from ..errors import LossyUnsupportedError, LossyValueError, warn_once
@@ -64,7 +64,6 @@ _OTHER_DECODING = {
 
 def check_prepared(config: LossyConfig, kind: Kind, call: Prepared) -> None:
     model, rule, mode = call.model, config.rule, config.rule.name
-    cache = call.cache
     embedded = call.inputs.get("inputs_embeds") is not None and not model.config.is_encoder_decoder
     if call.ids.shape[1] == 0 or embedded:
         raise LossyUnsupportedError(
@@ -99,7 +98,7 @@ def check_prepared(config: LossyConfig, kind: Kind, call: Prepared) -> None:
     if call.batch > 1:
         _check_batch(mode, kind, call)
     # The last, because a recurrent model is asked by a forward pass.
-    refusal = obstacle_to_rollback(model, several=True) or obstacle_in_cache(model, cache, call.inputs)
+    refusal = obstacle_to_rollback(model, several=True) or obstacle_in_cache(model, call.cache, call.inputs)
     if refusal is not None:
         raise LossyUnsupportedError(f"`lossy_mode` {mode!r} has to roll the cache back, but {refusal}{_asked(call)}")
     if (refusal := obstacle_to_padding(model, call.batch > 1)) is not None:
@@ -154,14 +153,13 @@ def _check_tokens(kind: Kind, call: Prepared) -> None:
 
 
 def check_processors(user: str, processors: LogitsProcessorList) -> None:
-    """Refuse processors that can't be asked about rejected tokens."""
-    for processor in processors:
-        for kind, name in STATEFUL_PROCESSORS.items():
-            if isinstance(processor, kind):
-                raise LossyUnsupportedError(
-                    f"{user} can't be used with {kind.__name__}, the processor of `{name}`, which keeps a state from "
-                    "token to token; leave it out"
-                )
+    """Refuse the processor whose cache a second call for one prefix corrupts; it is too large to be copied."""
+    kind = UnbatchedClassifierFreeGuidanceLogitsProcessor
+    if any(isinstance(processor, kind) for processor in processors):
+        raise LossyUnsupportedError(
+            f"{user} can't be used with {kind.__name__}, the processor of `guidance_scale`, which keeps a state from "
+            "token to token; leave it out"
+        )
 
 
 def _check_tree(config: LossyConfig, draft: nn.Module, call: Prepared) -> None:

@@ -14,7 +14,7 @@ from ..core.limits import Limits
 from ..drafting.draft_ends import STOPS, AcceptanceStop, DraftStop
 from ..drafting.tree import TreeConfig
 from ..errors import LossyValueError, brief, nearest
-from ..values import LARGEST_INT, SETTINGS, bounded, check_keys, check_name
+from ..values import BOOL, LARGEST_INT, SETTINGS, bounded, check_keys, check_name
 from .certificate import Certificate
 from .spelling import Spelling
 
@@ -78,9 +78,8 @@ class LossyConfig:
         if self.seed is not None:
             bounded(0, LARGEST_INT, integer=True).check("seed", self.seed, SETTINGS)
         for name in _SWITCHES:
-            value = getattr(self, name)
-            if not isinstance(value, bool) and (value is not None or name != "compile"):
-                raise LossyValueError(f"`{name}` in `lossy_config` has to be a bool, but is {value!r}")
+            if (value := getattr(self, name)) is not None or name != "compile":
+                BOOL.check(name, value, SETTINGS)
 
     @classmethod
     def from_fields(
@@ -172,10 +171,7 @@ class LossyConfig:
     def in_full(self) -> dict[str, Any]:
         """Return the rule with all of its settings, the limits, and the tree or draft end, as plain values."""
         rules = [
-            {
-                "rule": rule.name,
-                **{each.name: _finite(getattr(rule, each.name)) for each in settings_of(type(rule))},
-            }
+            {"rule": rule.name, **{each.name: _finite(getattr(rule, each.name)) for each in settings_of(type(rule))}}
             for rule in self._rules
         ]
         values = rules[0] if self._rules == (self.rule,) else {self.rule.conjunction: rules}
@@ -281,7 +277,8 @@ def _settings_by_rule(
         for key in own:
             if key not in keys:
                 others = sorted(x for x in REGISTRY if key in [each.name for each in settings_of(REGISTRY[x])])
-                hint = f"; it belongs to {_listed(others)}" if others else nearest(key, [*keys, *RUN_KEYS])
+                owners = f"the rule{'s' * (len(others) > 1)} {', '.join(map(repr, others))}"
+                hint = f"; it belongs to {owners}" if others else nearest(key, [*keys, *RUN_KEYS])
                 if key == "head" and head_type(kind) is not None:
                     hint = "; give its head by `lossy_head`"
                 raise LossyValueError(
@@ -296,10 +293,6 @@ def _settings_by_rule(
             + nearest(unknown, [*found, *RUN_KEYS])
         )
     return found
-
-
-def _listed(rules: Sequence[str]) -> str:
-    return f"the rule{'s' if len(rules) > 1 else ''} {', '.join(map(repr, rules))}"
 
 
 def _heads(members: Sequence[str | Acceptor], head: Any) -> dict[str, Any]:

@@ -10,11 +10,10 @@ from transformers import PreTrainedModel
 
 from ..acceptors import Acceptor
 from ..compat.models import innermost
-from ..drafting.draft_ends import check_confidence, check_num_tokens, check_schedule
+from ..drafting.draft_ends import SCHEDULE, check_num_tokens
 from ..drafting.state_head import StateHead
-from ..drafting.vocabulary import same_tokenizer
 from ..errors import LossyUnsupportedError, LossyValueError, brief
-from ..values import ONE_OR_MORE
+from ..values import ONE_OR_MORE, bounded
 from .config import LossyConfig
 from .drafters.base import Asked, Kind, Lengths, Nothing, chosen
 from .drafters.generators import OPTIONS, missing
@@ -92,8 +91,9 @@ def check_drafter(kind: Kind) -> None:
     """Raise where a drafter can't do what the call wants."""
     rule, tree, lengths = kind.asked.config.rule, kind.asked.config.tree, kind.lengths
     check_num_tokens(lengths.num_assistant_tokens, least=0)
-    check_schedule(lengths.schedule)
-    check_confidence(lengths.confidence)
+    SCHEDULE.check("num_assistant_tokens_schedule", lengths.schedule)
+    if lengths.confidence is not None:
+        bounded(0, 1).check("assistant_confidence_threshold", lengths.confidence)
     if (count := kind.asked.options.get("prompt_lookup_num_tokens")) is not None:
         ONE_OR_MORE.check("prompt_lookup_num_tokens", count)
     if isinstance(kind, Nothing):
@@ -124,7 +124,8 @@ def _other_tokenizers(tokenizer: Any, assistant_tokenizer: Any) -> tuple[Any, An
     for name, value in (("tokenizer", tokenizer), ("assistant_tokenizer", assistant_tokenizer)):
         if not hasattr(value, "get_vocab"):
             raise LossyValueError(f"`{name}` has to be a tokenizer, but is {value!r}")
-    return None if same_tokenizer(tokenizer, assistant_tokenizer) else (tokenizer, assistant_tokenizer)
+    same = tokenizer is assistant_tokenizer or tokenizer.get_vocab() == assistant_tokenizer.get_vocab()
+    return None if same else (tokenizer, assistant_tokenizer)
 
 
 def _refuse(kind: Kind, want: str, rule: Acceptor) -> None:

@@ -14,14 +14,7 @@ from typing import Any, Unpack
 from torch import nn
 from transformers import GenerationMixin, PreTrainedModel
 
-from ..compat.callers import (
-    CONTINUOUS_BATCHING,
-    MERGE,
-    decodes_elsewhere,
-    generating_parts,
-    merged_by_own_generate,
-    owner_of,
-)
+from ..compat import callers
 from ..compat.models import DECODING_METHODS, device_of, replaces_decoding, unwrap
 from ..core.statistics import CollectedStats, LossyStats
 from ..errors import LossyError, LossyUnsupportedError, LossyValueError, nearest
@@ -205,7 +198,7 @@ def _checked(model: Any, defaults: dict[str, Any]) -> list[dict[str, Any]]:
     layers = _layers_of(model)
     merged = _merged([*(() if model is None else _everywhere), *layers, defaults])
     inner = None if model is None else unwrap(model)
-    if inner is not None and (decodes_elsewhere(inner) or replaces_decoding(inner)):
+    if inner is not None and (callers.decodes_elsewhere(inner) or replaces_decoding(inner)):
         raise _decodes_elsewhere("`model`", inner)
     if defaults and "lossy_mode" in merged:
         device = "cpu" if inner is None else device_of(inner)
@@ -214,7 +207,7 @@ def _checked(model: Any, defaults: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _decodes_elsewhere(subject: str, model: PreTrainedModel) -> LossyUnsupportedError:
-    name, parts = type(model).__name__, generating_parts(model)
+    name, parts = type(model).__name__, callers.generating_parts(model)
     if not parts:
         return LossyUnsupportedError(
             f"{subject} can't be used with {name}, which has a decoding loop of its own; call its `generate()` as it is"
@@ -271,7 +264,7 @@ def _install() -> None:
         if not hasattr(current, _ORIGINAL):
             wrapper = wrap(current)
             setattr(wrapper, _ORIGINAL, current)
-            setattr(owner_of(name), name, wrapper)
+            setattr(callers.owner_of(name), name, wrapper)
 
 
 class _Use:
@@ -299,7 +292,7 @@ def _uninstall_unless_used() -> None:
     for name in _WRAPPERS:
         original = getattr(getattr(GenerationMixin, name), _ORIGINAL, None)
         if original is not None:
-            setattr(owner_of(name), name, original)
+            setattr(callers.owner_of(name), name, original)
 
 
 def _forget_freed() -> None:
@@ -358,7 +351,7 @@ def _wrap_merge(original: Callable[..., Any]) -> Callable[..., Any]:
     def merge(self: Any, generation_config: Any = None, **kwargs: Any) -> Any:
         own = _Layers.of(self)
         enabled = (_everywhere or own) and not getattr(generation_config, "is_assistant", False)
-        if not enabled or not merged_by_own_generate(self):
+        if not enabled or not callers.merged_by_own_generate(self):
             return original(self, generation_config, **kwargs)
         # Afterwards, transformers' defaults would look like the user's choice, and Whisper would drop a rule because of
         # the assistant, and write into the assistant's files.
@@ -367,7 +360,7 @@ def _wrap_merge(original: Callable[..., Any]) -> Callable[..., Any]:
         if call is None:
             return original(self, generation_config, **kwargs)
         mode = call.config.rule.name
-        if decodes_elsewhere(self):
+        if callers.decodes_elsewhere(self):
             raise _decodes_elsewhere(f"`lossy_mode` {mode!r}", self)
         _last.pop(self, None)
         call.with_inputs(arguments)
@@ -424,8 +417,8 @@ def _wrap_decoding(original: Callable[..., Any]) -> Callable[..., Any]:
 
 _WRAPPERS: Mapping[str, Callable[..., Any]] = {
     "generate": _wrap_generate,
-    MERGE: _wrap_merge,
+    callers.MERGE: _wrap_merge,
     **dict.fromkeys(DECODING_METHODS, _wrap_decoding),
-    **dict.fromkeys(CONTINUOUS_BATCHING, _wrap_continuous_batching),
+    **dict.fromkeys(callers.CONTINUOUS_BATCHING, _wrap_continuous_batching),
 }
 """By name of a method of `GenerationMixin`, what wraps it while any model is enabled."""

@@ -18,7 +18,7 @@ from ..compat.models import (
     is_sharded,
     supports_static_cache,
 )
-from ..compat.positions import changes_frequencies
+from ..compat.positions import switches_of
 from ..compat.probe import ask
 from ..models.prepacked import is_prepacked
 from ..models.quantised import can_be_compiled, dtype_of
@@ -95,7 +95,7 @@ def obstacle_to_recording(model: PreTrainedModel, call: Prepared) -> str | None:
         return f"hooks watch layers of {name}, and would not be called"
     if any(hasattr(x, "active_adapters") for x in inside):
         return f"{name} has adapters, which may change"
-    if changes_frequencies(model):
+    if switches_of(model):
         return f"the frequencies of {name} depend on the text's length"
     return None
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -144,10 +144,11 @@ def prepare_for_cpu(target: PreTrainedModel, draft: PreTrainedModel) -> CpuRecip
                 f"`{name}` has to be a decoder with a cache that rolls back, but is a {type(model).__name__}; call the "
                 "target as it is"
             )
-    packed, notes = prepack(target), []
+    kernels, packed, notes = cpu_kernels(), prepack(target), []
     seconds: dict[str | int, float] = {**timed(packed, WIDTHS)}
     best: tuple[float, int, str, PreTrainedModel | None] = (0.0, 0, "prepacked", None)
-    for name, make in _drafts().items():
+    rounded = {name: partial(quantize_draft, dtype=name) for name, needs in _NEED.items() if kernels[needs]}
+    for name, make in {"prepacked": prepack, **rounded}.items():
         try:
             made = make(draft)
         except LossyUnsupportedError as error:  # code of a model's own may not bear rounded weights
@@ -159,7 +160,7 @@ def prepare_for_cpu(target: PreTrainedModel, draft: PreTrainedModel) -> CpuRecip
     gain, tokens, chosen, made = best
     pays = gain >= PAYS
     return CpuRecipe(
-        packed, made if pays else None, tokens if pays else 0, gain, cpu_kernels(), chosen, seconds, tuple(notes)
+        packed, made if pays else None, tokens if pays else 0, gain, kernels, chosen, seconds, tuple(notes)
     )
 
 
@@ -183,13 +184,6 @@ def best_gain(seconds: Mapping[str | int, float], draft: str) -> tuple[float, in
 
 def _kept(draft: str) -> float:
     return KEPT.get(draft, USUALLY_KEPT)
-
-
-def _drafts() -> dict[str, Callable[[PreTrainedModel], PreTrainedModel]]:
-    """Return what makes a draft of each kind that this CPU has kernels for."""
-    has = cpu_kernels()
-    rounded = {name: partial(quantize_draft, dtype=name) for name, needs in _NEED.items() if has[needs]}
-    return {"prepacked": prepack, **rounded}
 
 
 @torch.inference_mode()

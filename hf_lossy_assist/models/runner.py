@@ -17,8 +17,8 @@ from transformers import PreTrainedModel
 
 from ..compat.caches import CACHE, cache_name, cache_of, new_cache, recording, rollback, stop_recording, text_cache
 from ..compat.inputs import ForwardInputs, TreeInputs
-from ..compat.models import device_of
-from ..compat.probe import ask, takes_whole_masks
+from ..compat.models import attention_of, device_of
+from ..compat.probe import ask, obstacle_to_trees
 from ..core.distributions import Randomness
 from ..core.messages import Commit
 from ..core.texts import RowShift
@@ -243,7 +243,8 @@ class DynamicCacheRunner(ModelRunner):
 
     @cached_property
     def _shows_masks(self) -> bool:
-        return takes_whole_masks(self.model)
+        """Whether transformers would read a mask in a forward over one token, but takes whole ones, too."""
+        return attention_of(self.model) == "sdpa" and obstacle_to_trees(self.model, {}) is None
 
     @cached_property
     def _tree_inputs(self) -> TreeInputs:

@@ -78,7 +78,8 @@ def gumbel(contexts: list[int], vocabulary: int, device: torch.device | str = "c
 
     The j-th number of a row is SplitMix64's j-th output from that state, so all are computed at once.
     """
-    state = torch.tensor([_signed(context) for context in contexts], device=device)[:, None]
+    signed = [context - (1 << 64) if context >> 63 else context for context in contexts]  # the same bits, as int64
+    state = torch.tensor(signed, device=device)[:, None]
     counter = torch.arange(1, vocabulary + 1, device=device)[None]
     bits = mixed(state + counter * STEP)
     # 53 bits, kept away from 0 and 1. Small values become the large, exact tail of the Gumbel distribution.
@@ -91,11 +92,6 @@ def _mix(x: int) -> int:
     for shift, factor in MIX:
         x = ((x ^ (x >> shift)) * factor) & _MASK
     return x ^ (x >> 31)
-
-
-def _signed(x: int) -> int:
-    """Reinterpret 64 bits as int64."""
-    return x - (1 << 64) if x >> 63 else x
 
 
 @dataclass(frozen=True)

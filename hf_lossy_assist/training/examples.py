@@ -55,12 +55,6 @@ class Examples:
     def only(self, columns: Sequence[str]) -> Examples:
         return replace(self, states={name: self.states[name] for name in columns})
 
-    def where(self, mask: NDArray[np.bool_]) -> Examples:
-        """Select the examples where ``mask`` ``(N,)`` is True."""
-        states = {name: state[mask] for name, state in self.states.items()}
-        rows = {"labels": self.labels[mask], "prompts": self.prompts[mask], "weights": self.weights[mask]}
-        return replace(self, states=states, **rows)
-
     def counts(self) -> dict[str, float]:
         return {
             "prompts": len(np.unique(self.prompts)),

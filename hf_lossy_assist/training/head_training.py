@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -95,16 +95,12 @@ def auc_interval(
     """
     rng = np.random.default_rng(seed)
     _, owner = np.unique(examples.prompts, return_inverse=True)
-    _, level = np.unique(scores, return_inverse=True)
     count = owner.max() + 1
     areas = []
     for _ in range(draws):
         times = np.bincount(rng.integers(count, size=count), minlength=count)[owner] * examples.weights
-        # Weighted pairs of a True and a False token that are in the right order; ties count half.
-        positive = np.bincount(level, weights=times * examples.labels)
-        negative = np.bincount(level, weights=times * ~examples.labels)
-        if pairs := positive.sum() * negative.sum():
-            areas.append(positive @ (negative.cumsum() - negative / 2) / pairs)
+        if both_classes(examples.labels[times > 0]):
+            areas.append(auc_of(replace(examples, weights=times), scores))
     low, high = np.quantile(areas, (0.025, 0.975)) if areas else (0.0, 1.0)
     return float(low), float(high)
 

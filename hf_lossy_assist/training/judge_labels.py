@@ -16,6 +16,7 @@ from ..errors import LossyValueError
 from ..models.quantised import quantize_draft
 from ..models.reading import CachedText, read_text, remembered, variant_states
 from ..values import ONE_OR_MORE, POSITIVE, Rule, or_none
+from .choice import DraftArgmax
 from .labelling import FAILED, MINED, SKIPPED, Labelled, Labelling, Labels, PromptLabels
 from .search import Chosen, Mismatch, Searched, Searches
 from .writing import ApiWriter, LocalWriter, Prompt, Writer
@@ -69,8 +70,8 @@ class JudgeLabels(Labels):
                 author = quantize_draft(author, self.writer_dtype)
             writer = LocalWriter(author, labelling.limits, labelling.choice)
         decode = partial(tokenizer.decode, skip_special_tokens=True)
-        guesses, chosen = labelling.guesses(), Chosen(self.mismatches, labelling.seed)
-        searches = Searches(writer, guesses, task, decode, slots, chosen)
+        guesses = DraftArgmax(labelling.pair.draft, labelling.choice)
+        searches = Searches(writer, guesses, task, decode, slots, Chosen(self.mismatches, labelling.seed))
         return JudgeMiner(searches, labelling.models)
 
 

@@ -26,7 +26,7 @@ from ..store.records import Records
 from ..tasks import Example
 from ..tasks.api_model import ApiModel
 from ..values import ONE_OR_MORE, Checked, Count, Text
-from .choice import Choice, DraftArgmax, Greedy, GumbelMax
+from .choice import Choice, Greedy, GumbelMax
 from .writing import Prompt, ResponseLimits
 
 MINED, SKIPPED, FAILED = "mined", "skipped", "failed"
@@ -199,9 +199,6 @@ class Labelling(Checked):
             # However a text ends behind an API, here it ends with the tokenizer's EOS.
             ends = ends | {self.pair.tokenizer.eos_token_id}
         return ResponseLimits(ends, self.max_new_tokens)
-
-    def guesses(self) -> DraftArgmax:
-        return DraftArgmax(self.pair.draft, self.choice)
 
     @cached_property
     def examples(self) -> list[Example]:

@@ -92,7 +92,7 @@ def write_all(
         for i, token in tokens.items():
             ids[i].append(token)
             contexts[i] = choice.extend(contexts[i], token)
-        unfinished = [i for i in unfinished if not limits.ends(ids[i][-1])]
+        unfinished = [i for i in unfinished if ids[i][-1] not in limits.eos]
     return [tuple(text[len(continuation.prompt) :]) for continuation, text in zip(continuations, ids, strict=True)]
 
 
@@ -141,8 +141,8 @@ class RatioMiner:
 
     def _outcome(self, prompt: Prompt, continuations: Mapping[str, Ids], known: Mapping[str, CachedText]) -> Labelled:
         # No token comes after an EOS.
-        ends = self.limits.ends
-        continuations = {kind: text[:-1] if ends(text[-1]) else text for kind, text in continuations.items()}
+        ends = self.limits.eos
+        continuations = {kind: text[:-1] if text[-1] in ends else text for kind, text in continuations.items()}
         if not all(continuations.values()):
             return PromptLabels.of(prompt, SKIPPED, {"rows": 0}, "a continuation is empty"), {}
         parts = [self._rows(prompt, kind, continuations.get(kind, ()), known) for kind in KINDS]

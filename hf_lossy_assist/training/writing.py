@@ -89,10 +89,7 @@ class ResponseLimits:
     max_new_tokens: int
 
     def over(self, response: Sequence[int]) -> bool:
-        return len(response) >= self.max_new_tokens or bool(response and self.ends(response[-1]))
-
-    def ends(self, token: int) -> bool:
-        return token in self.eos
+        return len(response) >= self.max_new_tokens or bool(response and response[-1] in self.eos)
 
 
 class Writer(Protocol):

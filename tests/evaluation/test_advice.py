@@ -122,11 +122,11 @@ def test_advise_and_evaluate_share_the_target_s_texts(pair, tmp_path, monkeypatc
 
     monkeypatch.setattr(evaluation, "run_request", noted)
     advice = advised() if first == "advise" else evaluated() and advised()
-    assert evaluated().modes["plain"].n == len(advice.tokens) == 2
+    assert evaluated().modes["plain"].n == len(advice.speeds.tokens) == 2
     assert answered.count("plain") == answered.count("topk") == 2
     records = load_answers(tmp_path)[1]
     assert sorted((x.mode, x.id) for x in records) == [("plain", 0), ("plain", 1), ("topk", 0), ("topk", 1)]
-    assert advice.tokens.tolist() == [x.tokens for x in records if x.mode == "plain"]
+    assert advice.speeds.tokens.tolist() == [x.tokens for x in records if x.mode == "plain"]
 
 
 def test_tokens_that_a_text_does_not_tell_stand_beside_it(models, tokenizer, tmp_path):

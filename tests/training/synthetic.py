@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,12 @@ def judged(prompts: int = 120, tokens: int = 5, seed: int = 0, share: float = 0.
         scale = 10.0 ** np.arange(-2, sizes(column) - 2)
         states[column] = (state * scale + 3 * scale).astype(np.float32)
     return Examples(states, labels, np.repeat(np.arange(prompts), tokens) * 7)
+
+
+def rows_of(examples: Examples, at: np.ndarray) -> Examples:
+    """Return some of the examples, by a mask or by indices."""
+    rows = {name: getattr(examples, name)[at] for name in ("labels", "prompts", "weights")}
+    return replace(examples, states={name: state[at] for name, state in examples.states.items()}, **rows)
 
 
 def ratios(prompts: int = 120, tokens: int = 5, seed: int = 0) -> Ratios:

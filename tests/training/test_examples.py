@@ -12,7 +12,7 @@ import pytest
 from hf_lossy_assist import LossyValueError
 from hf_lossy_assist.training.examples import check, read_judged, read_ratios, read_together
 from hf_lossy_assist.training.labelling import LabelFolder
-from tests.training.synthetic import DRAFT, TARGET, judged, ratios, write_judged, write_ratios
+from tests.training.synthetic import DRAFT, TARGET, judged, ratios, rows_of, write_judged, write_ratios
 
 
 def by_prompt(examples):
@@ -137,7 +137,7 @@ def test_a_target_behind_an_api_may_be_named(tmp_path):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda data: data.where(np.zeros(600, bool)), "has none"),
+        (lambda data: rows_of(data, np.zeros(600, bool)), "has none"),
         (lambda data: replace(data, labels=np.full(600, True)), "all of its 600 tokens are important"),
         (lambda data: replace(data, labels=np.full(600, False)), "all of its 600 tokens are unimportant"),
         (lambda data: replace(data, prompts=np.zeros(600, int)), "all 600 are of one"),

@@ -17,7 +17,7 @@ from hf_lossy_assist.heads.repository import ROC
 from hf_lossy_assist.store import folder
 from hf_lossy_assist.training.examples import Examples
 from hf_lossy_assist.training.head_training import JudgeSettings, folds_of, train_judge
-from tests.training.synthetic import DRAFT, ORIGIN, TARGET, by_hand, judged
+from tests.training.synthetic import DRAFT, ORIGIN, TARGET, by_hand, judged, rows_of
 
 CHOICES = [("target", "draft"), ("draft", "previous"), ("both", "draft"), ("target", "both"), ("both", "both")]
 
@@ -65,7 +65,7 @@ def test_a_weight_is_as_many_tokens():
     examples = judged(prompts=40)
     heavy = replace(examples, weights=1.0 + (examples.prompts // 7) % 3)
     times = heavy.weights.astype(int)
-    copies = examples.where(np.repeat(np.arange(len(examples)), times))
+    copies = rows_of(examples, np.repeat(np.arange(len(examples)), times))
     one = train_judge(heavy, ORIGIN, JudgeSettings(positions="draft", strengths=(0.1,)))
     # scikit-learn's C counts rows: as many copies of a row need a smaller one.
     config = one.head.config

@@ -20,9 +20,10 @@ from ...core.distributions import Randomness
 from ...core.messages import Draft
 from ...core.texts import Texts
 from ...drafting import Drafter, PerRowDrafter
-from ...drafting.chain import ChainDrafter, Sampler, Source
+from ...drafting.chain import ChainDrafter, Sampler, Source, SourceDrafter
 from ...drafting.draft_ends import DEFAULT_NUM_TOKENS, LONGEST, ConfidenceStop, DraftStop, draft_length_of, fresh
 from ...drafting.state_head import StateHead
+from ...drafting.tree import TreeDrafter
 from ...drafting.vocabulary import SAME, Vocabulary
 from ...errors import LossyValueError
 from ...models.cache_rows import movable
@@ -199,8 +200,10 @@ class Kind(ABC):
             or not all(shares_forwards(model) and movable(new_cache(model)) for model in (target, *self.cached))
         )
 
-    def chain(self, making: Making, source: Source, strategy: type[ChainDrafter] = ChainDrafter) -> ChainDrafter:
-        """Return the strategy that drafts chains from a source."""
+    def drafter(self, making: Making, source: Source, strategy: type[ChainDrafter] = ChainDrafter) -> SourceDrafter:
+        """Return the strategy that drafts chains from a source, or trees where the call asks for them."""
+        if (tree := self.asked.config.tree) is not None:
+            return TreeDrafter(source, tree, making.sampler())
         config, lengths, needs = making.call.config, self.lengths, self.asked.config.rule.needs
         return strategy(
             source,

@@ -19,7 +19,6 @@ from ...core.distributions import Randomness
 from ...drafting import Drafter
 from ...drafting.chain import Source
 from ...drafting.run_ahead import RUNS_AHEAD
-from ...drafting.tree import TreeDrafter
 from ...drafting.vocabulary import SAME, Vocabulary, check_vocabularies, vocabulary_of
 from ...errors import LossyUnsupportedError
 from ...models.lm_head_hook import lm_head_hook
@@ -132,11 +131,9 @@ class DraftModel(Kind):
         runner.chunk = call.config.prefill_chunk_size
         own = vocabulary_of(self.asked.target, self.model)
         source = ModelSource(runner, own, self.asked.keep_hidden or rule is not None)
-        if tree is not None:
-            return TreeDrafter(source, tree, making.sampler())
         if rule is not None:
             return RUNS_AHEAD[rule.head.config.position](source, rule.head, making.sampler())
-        return self.chain(making, source)
+        return self.drafter(making, source)
 
     def static(self, making: Making) -> StaticDraft:
         call, draft = making.call, self.model

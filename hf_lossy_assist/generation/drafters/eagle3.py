@@ -17,7 +17,6 @@ from ...core.distributions import Randomness
 from ...core.messages import Commit
 from ...core.texts import RowShift
 from ...core.transfers import to_device
-from ...drafting import Drafter
 from ...drafting.chain import ChainDrafter
 from ...drafting.state_head import (
     LAYER_TYPES,
@@ -30,7 +29,6 @@ from ...drafting.state_head import (
     or_null,
     parts_of,
 )
-from ...drafting.tree import TreeDrafter
 from ...drafting.vocabulary import vocabulary_sizes
 from ...errors import LossyUnsupportedError, LossyValueError, brief
 from ...models.runner import Nodes, WholeTokens
@@ -39,7 +37,7 @@ from ...models.static.fixed import FixedSampler, Prepare, WholeDraft, chained
 from ...models.static.forwards import shallow
 from ...models.static.graphs import weights_of
 from ...values import BOOL
-from .base import Making, register
+from .base import register
 from .state_heads import HeadRunner, StateHeadKind
 
 _FLAGS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
@@ -383,8 +381,3 @@ class Eagle3Kind(StateHeadKind):
 
     gives = StateHeadKind.gives | {"tree"}
     head, strategy, runner = Eagle3, ChainDrafter, Eagle3Runner
-
-    def make(self, making: Making) -> Drafter:
-        if (tree := self.asked.config.tree) is None:
-            return super().make(making)
-        return TreeDrafter(self.source(making), tree, making.sampler())

@@ -81,4 +81,4 @@ class EncoderDecoder(Kind):
         runner = encoded_runner(self.model, row.ids, row.inputs, row.encoder_input)
         runner.chunk = row.config.prefill_chunk_size
         own = vocabulary_of(self.asked.target, self.model)
-        return self.chain(making, ModelSource(runner, own, self.asked.keep_hidden))
+        return self.drafter(making, ModelSource(runner, own, self.asked.keep_hidden))

@@ -157,4 +157,4 @@ class OtherTokenizer(PerRowKind):
         runner = draft_runner(self.model, max_length=making.call.config.max_length)
         runner.chunk = making.call.config.prefill_chunk_size
         source = TranslatedSource(runner, self.translation, making.call.ids, making.call.mask, self.asked.keep_hidden)
-        return self.chain(making, source)
+        return self.drafter(making, source)

@@ -13,15 +13,8 @@ from torch.nn.functional import pad
 from transformers import PreTrainedModel
 from transformers.modeling_outputs import CausalLMOutput
 
-from ...compat.drafters import (
-    SHARED_KEYS_WANTED,
-    drafts_from_target_states,
-    obstacle_to_shared_keys,
-    read_with_shared_keys,
-    shared_keys,
-    within_windows,
-)
-from ...compat.models import device_of
+from ...compat.drafters import drafts_from_target_states
+from ...compat.models import SLIDING, device_of
 from ...core.messages import Commit
 from ...core.texts import GrowingTensor, RowShift, ones
 from ...core.transfers import to_device
@@ -40,7 +33,7 @@ class SharedKeysSource(Source):
     It has no room in the first round, because the target has read nothing yet.
     """
 
-    target_inputs = SHARED_KEYS_WANTED
+    target_inputs = {"return_shared_kv_states": True}  # noqa: RUF012
     runner: SharedKeysRunner
 
     def __init__(self, assistant: PreTrainedModel, target: PreTrainedModel, mask: Tensor | None) -> None:
@@ -94,7 +87,8 @@ class SharedKeysRunner(ModelRunner):
         states = output.last_hidden_state
         at = to_device([range(len(ends)) if shift is None else shift.rows, ends], states.device)
         self._state = states[at[0], (at[1] - 2 - end + states.shape[1]).clamp(min=0)][:, None]
-        keys, width = shared_keys(output), ends[0] if shift is None else shift.width
+        # Keys and values (B, H, S, d) by kind of layer.
+        keys, width = dict(output.shared_kv_states), ends[0] if shift is None else shift.width
         before = max(0, *(both[0].shape[2] - end for both in keys.values()))  # of a caller's cache
         if shift is None:
             rejected = end + 1 - width
@@ -105,7 +99,10 @@ class SharedKeysRunner(ModelRunner):
             there = _moved(there.to(states.device)[:, None, :, None], at, end, min(ends), width)[:, 0, :, 0]
             fresh = torch.arange(1 - width, 0, device=states.device) + at[1][:, None] >= 1
             self._mask = GrowingTensor((there * fresh).long(), ones)
-        self._keys, self.seen = within_windows(self.model, keys), width - 1
+        # A sliding cache holds more than the assistant's window, by how the round went.
+        most = {SLIDING: self.model.config.get_text_config().sliding_window}
+        self._keys = {kind: tuple(x[:, :, -most.get(kind, x.shape[2]) :] for x in both) for kind, both in keys.items()}
+        self.seen = width - 1
         mask = None if self._mask is None else self._mask.between(0, self.seen)
         position = torch.full((len(ends), 1), self.seen) if mask is None else mask.sum(-1, keepdim=True)
         self._inputs = {
@@ -116,9 +113,11 @@ class SharedKeysRunner(ModelRunner):
 
     def _run(self, tokens: Tensor, keep: int, tree: Nodes | None, skip: int, overrides: Any) -> CausalLMOutput:
         embedded = self._embed(tokens.to(self._embed.weight.device))
-        logits, self._state = read_with_shared_keys(self.model, embedded, self._state, self._keys, self._inputs)
+        both = torch.cat([embedded, self._state.to(embedded.device)], dim=-1)
+        output = self.model(inputs_embeds=both, shared_kv_states=self._keys, use_cache=False, **self._inputs)
+        self._state = output.last_hidden_state
         self.seen, self.sent = self.seen + 1, len(tokens)
-        return CausalLMOutput(logits=logits)
+        return output
 
     def rewind(self, length: int) -> None:
         self.seen, self._state = length, self._begun
@@ -151,12 +150,17 @@ class SharedKeys(Kind):
         return cls(asked) if drafts_from_target_states(asked.alone) else None
 
     def check(self) -> None:
-        target, assistant = self.asked.target, self.model
-        if (obstacle := obstacle_to_shared_keys(target, assistant)) is not None:
+        target, assistant, obstacle = self.asked.target, self.model, None
+        width, own = assistant.config.backbone_hidden_size, target.config.get_text_config(decoder=True).hidden_size
+        if not type(target).__name__.startswith(("Gemma4", "Gemma3n")):
+            obstacle = f"reads the keys of Gemma 4, but the target is a {type(target).__name__}"
+        elif width != own:
+            obstacle = f"reads states of {width} units, but the target's have {own}"
+        if obstacle is not None:
             raise LossyUnsupportedError(
-                f"`assistant_model` is a {type(assistant).__name__}, {obstacle}; pass a draft model"
+                f"`assistant_model` is a {type(assistant).__name__}, which {obstacle}; pass a draft model"
             )
         check_vocabularies(target, assistant)
 
     def make(self, making: Making) -> Drafter:
-        return self.chain(making, SharedKeysSource(self.model, self.asked.target, making.call.mask))
+        return self.drafter(making, SharedKeysSource(self.model, self.asked.target, making.call.mask))

@@ -316,11 +316,9 @@ class StateHeadKind(Kind):
         self.model.check(self.asked.target)
 
     def make(self, making: Making) -> Drafter:
-        return self.chain(making, self.source(making), self.strategy)
-
-    def source(self, making: Making) -> StateSource:
         target = self.asked.target
-        return StateSource(making.runner or self.runner(self.model, target, making.call.mask), target, making.returned)
+        runner = making.runner or self.runner(self.model, target, making.call.mask)
+        return self.drafter(making, StateSource(runner, target, making.returned), self.strategy)
 
     def static(self, making: Making) -> StaticDraft:
         head, target = self.model, self.asked.target

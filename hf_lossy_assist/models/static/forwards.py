@@ -302,19 +302,14 @@ class CompilingLayers(Compiling):
         if (kinds := layer_kinds_of(model)) is None:
             return super()._made(model, make)
         code = {kind: self._compiled(_of_its_class, model) for kind in set(kinds)}
-        return make(with_layers(model, [code[kind] for kind in kinds], Folding(model.device.type)))
+        configs: dict[int, PreTrainedConfig] = {}
 
+        def fold(twin: nn.Module) -> None:
+            """Let heads that share keys attend together in a module's copy, which then reads them once."""
+            if isinstance(config := getattr(twin, "config", None), PreTrainedConfig):
+                twin.__dict__["config"] = configs.setdefault(id(config), folding(config, model.device.type))
 
-class Folding:
-    """Lets heads that share keys attend together in a module's copy, which then reads them once."""
-
-    def __init__(self, device: str) -> None:
-        self.device = device
-        self._configs: dict[int, PreTrainedConfig] = {}
-
-    def __call__(self, twin: nn.Module) -> None:
-        if isinstance(config := getattr(twin, "config", None), PreTrainedConfig):
-            twin.__dict__["config"] = self._configs.setdefault(id(config), folding(config, self.device))
+        return make(with_layers(model, [code[kind] for kind in kinds], fold))
 
 
 def compiling(config: CompileConfig | None) -> Compiling:
