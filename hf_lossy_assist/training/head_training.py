@@ -251,11 +251,7 @@ class JudgeSettings(Checked):
         return columns(self.models, "both" if self.positions is None else self.positions)
 
 
-def train_judge(
-    examples: Examples,
-    origin: Origin,
-    settings: JudgeSettings = JudgeSettings(),
-) -> Trained:
+def train_judge(examples: Examples, origin: Origin, settings: JudgeSettings = JudgeSettings()) -> Trained:
     """Train a judge head: a standardisation and a logistic regression, folded into one weight and one bias.
 
     Garipov et al. 2025 (AutoJudge), section 4.1 and appendix B. The head that is returned has seen all prompts. All
@@ -309,11 +305,7 @@ class VerifierSettings(Checked):
         return VERIFIER_POSITIONS if self.position is None else (self.position,)
 
 
-def train_verifier(
-    ratios: Ratios,
-    origin: Origin,
-    settings: VerifierSettings = VerifierSettings(),
-) -> Trained:
+def train_verifier(ratios: Ratios, origin: Origin, settings: VerifierSettings = VerifierSettings()) -> Trained:
     """Train a verifier head: a standardisation and a logistic regression, folded into one weight and one bias.
 
     SPRINTER, section 3 (verifier architecture), appendix A.5 and figure 9: a linear layer and a sigmoid, by binary

@@ -255,12 +255,7 @@ class Labelling(Checked):
         }
 
 
-def mine(
-    labelling: Labelling,
-    out: str | Path,
-    *,
-    provenance: Mapping[str, Any] | None = None,
-) -> list[PromptLabels]:
+def mine(labelling: Labelling, out: str | Path, *, provenance: Mapping[str, Any] | None = None) -> list[PromptLabels]:
     """Label this process's prompts, store each in the folder ``out`` before the next one, and return their rows.
 
     A repeated run labels what is missing. Read the folder by :func:`.labelling.load_mined`.

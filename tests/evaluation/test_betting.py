@@ -13,7 +13,7 @@ import pytest
 
 from hf_lossy_assist import LossyValueError
 from hf_lossy_assist.calibration import bound, certify, select
-from hf_lossy_assist.evaluation.betting import fewest
+from hf_lossy_assist.evaluation.calibrating import fewest
 from tests.nightly import nightly
 
 REPEATS = 1000

@@ -48,10 +48,7 @@ class ModelSource(Source):
 
 
 def draft_runner(
-    model: PreTrainedModel,
-    mask: Tensor | None = None,
-    max_length: int = NO_END,
-    inputs: PreparedInputs | None = None,
+    model: PreTrainedModel, mask: Tensor | None = None, max_length: int = NO_END, inputs: PreparedInputs | None = None
 ) -> ModelRunner:
     """Return a runner on a dynamic cache of its own, or with saved states, of texts up to ``max_length``.
 

@@ -53,11 +53,7 @@ _SHARED = {"embed_tokens.": None, "shared_head.head.": None, "lm_head.": None}
 NAMES = (
     MtpNames(  # Qwen3-Next, the Qwen3.5 family
         r"(model\.)?(language_model\.)?mtp\.",
-        {
-            "pre_fc_norm_embedding.": "enorm.",
-            "pre_fc_norm_hidden.": "hnorm.",
-            **_SHARED,
-        },
+        {"pre_fc_norm_embedding.": "enorm.", "pre_fc_norm_hidden.": "hnorm.", **_SHARED},
     ),
     MtpNames(  # MiMo
         r"model\.mtp_layers\.0\.",

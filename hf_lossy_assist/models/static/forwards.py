@@ -22,15 +22,7 @@ from transformers import CompileConfig, PreTrainedConfig, PreTrainedModel
 from transformers.cache_utils import Cache
 from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions
 
-from ...compat.caches import (
-    CACHE,
-    LAYER_INDEX,
-    cache_name,
-    cache_of,
-    count_in_all_layers,
-    is_counted_once,
-    one_layer,
-)
+from ...compat.caches import CACHE, LAYER_INDEX, cache_name, cache_of, count_in_all_layers, is_counted_once, one_layer
 from ...compat.kernels import folding
 from ...compat.models import attention_of
 from ...errors import LossyUnsupportedError, warn_once
