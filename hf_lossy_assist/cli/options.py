@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, get_args
 from cyclopts import Group, Parameter
 
 from ..errors import LossyValueError
-from ..generation.keywords import LossyMode
-from ..generation.spelling import FORM, OWN_RULE, Spelling, split
+from ..generation.spelling import FORM, OWN_RULE, LossyMode, Spelling, split
 from ..store.folder import this_process
 from ..tasks import Example, Task
 from ..tasks.lookup import SHIPPED, load

@@ -138,8 +138,8 @@ def verifier(
     from ..training.head_training import VerifierSettings, train_verifier
 
     training.start(out)
-    settings = VerifierSettings(ratio, threshold=threshold, recall=recall, seed=training.seed)
-    ratios, origin = read_ratios(data, settings.positions)
+    settings = VerifierSettings(ratio, threshold, recall, seed=training.seed)
+    ratios, origin = read_ratios(data)
     trained = train_verifier(ratios, origin.with_card(training.license, training.pair), settings)
     trained.save(out)
     _describe(trained.head, out, origin.data["settings"])

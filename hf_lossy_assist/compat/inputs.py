@@ -170,20 +170,6 @@ class PlainForwardInputs(ForwardInputs):
 
     _copies = True  # a user's hook may keep what the model was given, while the text is overwritten
 
-    @classmethod
-    def fits(cls, model: PreTrainedModel, ids: Tensor, model_kwargs: dict[str, Any]) -> bool:
-        """Tell whether transformers itself would only slice."""
-        given = {name for name, value in model_kwargs.items() if value is not None}
-        return (
-            given >= TEXT_INPUTS - {"attention_mask"}
-            and given <= TEXT_INPUTS.union(WHOLE_OUTPUTS)
-            and _as_the_mixin(model, "prepare_inputs_for_generation")
-            and _as_the_mixin(model, "_update_model_kwargs_for_generation")
-            and not model.config.is_encoder_decoder
-            and not forward_accepts(model, "cache_position")
-            and ids.device == device_of(model)
-        )
-
     def of_text(
         self, text: Tensor, carried: dict[str, Any], seen: int, longer: int, keep: int, first: bool
     ) -> dict[str, Any]:
@@ -220,8 +206,17 @@ class DraftForwardInputs(PlainForwardInputs):
 
 def forward_inputs(model: PreTrainedModel, ids: Tensor, model_kwargs: dict[str, Any]) -> ForwardInputs:
     """Return the maker of inputs for a model's forwards over texts that begin with ``ids``."""
-    kind = PlainForwardInputs if PlainForwardInputs.fits(model, ids, model_kwargs) else ForwardInputs
-    return kind(model)
+    given = {name for name, value in model_kwargs.items() if value is not None}
+    only_sliced = (
+        given >= TEXT_INPUTS - {"attention_mask"}
+        and given <= TEXT_INPUTS.union(WHOLE_OUTPUTS)
+        and _as_the_mixin(model, "prepare_inputs_for_generation")
+        and _as_the_mixin(model, "_update_model_kwargs_for_generation")
+        and not model.config.is_encoder_decoder
+        and not forward_accepts(model, "cache_position")
+        and ids.device == device_of(model)
+    )
+    return PlainForwardInputs(model) if only_sliced else ForwardInputs(model)
 
 
 def _as_the_mixin(model: PreTrainedModel, method: str) -> bool:

@@ -29,8 +29,7 @@ from ..values import ONE_OR_MORE, Checked, Count, or_none
 from .answers import Answer, AnswerStore, provenance
 from .modes import DecodingMode, modes_of
 from .requests import Ending, PromptBatch, Response, batches_of, run_request
-from .result import EvaluationResult
-from .scores import baselines_of
+from .result import EvaluationResult, baselines_of
 
 _WARM_UP_TOKENS = 4
 
@@ -90,8 +89,9 @@ class Evaluation(Checked):
         prompts = [self.pair.task.encode(example, self.pair.tokenizer) for example in self.examples]
         if not all(map(len, prompts)):
             raise LossyValueError("`task` has to have prompts of one token or more, but has one without any")
-        device, pad = device_of(self.pair.target), self.pair.tokenizer.pad_token_id
-        ending = Ending.of(self.pair.task, self.pair.tokenizer)
+        device, tokenizer, ends = device_of(self.pair.target), self.pair.tokenizer, self.pair.task.ends
+        ending = Ending(ends, tokenizer) if ends else None
+        pad = tokenizer.pad_token_id
         return batches_of(prompts, self.batch_size, device=device, pad=pad, seed=self.seed, ending=ending)
 
     @property
@@ -323,7 +323,7 @@ def evaluate(
     Returns
     -------
     EvaluationResult
-        The answers, and each mode's :class:`~hf_lossy_assist.evaluation.scores.ModeScore` by label.
+        The answers, and each mode's :class:`~hf_lossy_assist.evaluation.result.ModeScore` by label.
 
     Raises
     ------

@@ -19,7 +19,6 @@ from ..compat.models import device_of
 from ..core.statistics import LossyStats
 from ..decoding.slow_drafts import measuring
 from ..pairs import Pair
-from ..tasks import Task
 from .modes import DecodingMode
 
 
@@ -29,11 +28,6 @@ class Ending:
 
     strings: tuple[str, ...]
     tokenizer: PreTrainedTokenizerBase
-
-    @classmethod
-    def of(cls, task: Task, tokenizer: PreTrainedTokenizerBase) -> Ending | None:
-        """Return the ending of a task's answers, if it has one of its own."""
-        return cls(task.ends, tokenizer) if task.ends else None
 
     @property
     def keywords(self) -> dict[str, Any]:

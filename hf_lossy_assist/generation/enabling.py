@@ -9,7 +9,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any, Unpack
+from typing import Any, Literal, TypedDict, Unpack
 
 from torch import nn
 from transformers import GenerationMixin, PreTrainedModel
@@ -20,8 +20,8 @@ from ..core.statistics import CollectedStats, LossyStats
 from ..errors import LossyError, LossyUnsupportedError, LossyValueError, nearest
 from .config import FIELDS, LossyConfig, guarded
 from .drafter_choice import DRAFTERS, DRAFTING
-from .keywords import LossyKeywords
 from .lossy_call import LossyCall
+from .spelling import LossyMode
 
 _lock = threading.RLock()
 
@@ -64,6 +64,30 @@ _collecting: list[tuple[nn.Module | None, CollectedStats]] = []
 _pending: ContextVar[LossyCall | None] = ContextVar("pending lossy call", default=None)
 # By id, the configurations that models' own generate() have merged, and the calls that they belong to.
 _merged_calls: dict[int, LossyCall] = {}
+
+
+class LossyKeywords(TypedDict, total=False):
+    """What :func:`~hf_lossy_assist.enable` takes, and ``generate()`` of an enabled model besides its own keywords.
+
+    Examples
+    --------
+    >>> settings: LossyKeywords = {"lossy_mode": "min_p", "lossy_config": {"tau": 0.5}, "num_assistant_tokens": 5}
+    """
+
+    lossy_mode: LossyMode | str | list[str] | dict[Literal["all_of"], list[str]] | None
+    lossy_config: Mapping[str, Any] | None
+    lossy_head: Any  # a folder, an id on the Hub, a head, or these by rule
+    assistant_model: Any
+    candidate_generator: Any
+    assistant_early_exit: int | None
+    prompt_lookup_num_tokens: int | None
+    use_mtp: bool | None
+    speculation_type: Any
+    tokenizer: Any
+    assistant_tokenizer: Any
+    num_assistant_tokens: int | Literal["auto"] | None
+    num_assistant_tokens_schedule: Literal["constant", "heuristic", "heuristic_transient"] | None
+    assistant_confidence_threshold: float | None
 
 
 def enable(model: Any = None, **defaults: Unpack[LossyKeywords]) -> None:

@@ -6,10 +6,16 @@ import json
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from ..errors import LossyValueError, brief
 from ..values import json_or_text
+
+LossyMode = Literal[
+    "lossless", "dropmatch", "ears", "topk", "typical", "relaxed", "ensemble", "thresholds", "near_top", "lenience",
+    "fsd", "fly", "cactus", "margin", "regret", "judge", "sprinter", "min_p",
+]  # fmt: skip
+"""The rules of this package."""
 
 FORM = "RULE[+RULE…][@GAMMA][:KEY=VALUE…]"
 

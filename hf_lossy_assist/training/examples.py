@@ -219,24 +219,18 @@ def read_judged(
     return LabelledMismatch(examples, _origin(mined, folder, target), frozenset(row.prompt for row in mined.prompts))
 
 
-def read_ratios(folder: str | Path, positions: Sequence[str] = tuple(RATIO_STATES)) -> tuple[Ratios, Origin]:
-    """Read SPRINTER's probabilities with the states at these positions."""
+def read_ratios(folder: str | Path) -> tuple[Ratios, Origin]:
+    """Read SPRINTER's probabilities with the draft's states."""
     mined = _load(folder, "ratio")
-    columns = {position: RATIO_STATES[position] for position in positions}
-    table = _arrays(mined, ["prompt_id", "p", "q", *columns.values()])
+    table = _arrays(mined, ["prompt_id", "p", "q", *RATIO_STATES.values()])
     for name in ("p", "q"):
         if broken := int((~np.isfinite(table[name])).sum()):
             raise LossyValueError(
                 f"`data` has to hold probabilities, but the column {name!r} has NaN or infinite values in {broken} of "
                 f"{len(table[name])} tokens; mine again"
             )
-    ratios = Ratios(
-        states={position: table[column] for position, column in columns.items()},
-        p=table["p"],
-        q=table["q"],
-        prompts=table["prompt_id"],
-    )
-    return ratios, _origin(mined, folder, None)
+    states = {position: table[column] for position, column in RATIO_STATES.items()}
+    return Ratios(states, table["p"], table["q"], table["prompt_id"]), _origin(mined, folder, None)
 
 
 def _load(folder: str | Path, kind: str) -> Mined:

@@ -18,9 +18,8 @@ from ..errors import LossyValueError, need
 from ..heads import Head, JudgeHead, ThresholdRow, VerifierConfig, VerifierHead, VerifierRow, columns, fold
 from ..heads.judge_head import POSITIONS as JUDGE_POSITIONS
 from ..heads.repository import ROC
-from ..heads.verifier_head import POSITIONS as VERIFIER_POSITIONS
 from ..progress import track
-from ..values import POSITIVE, PROBABILITY, SHARE, Checked, Rule, or_none
+from ..values import POSITIVE, PROBABILITY, SHARE, Checked, or_none
 from .examples import Examples, Origin, Ratios, check
 
 if TYPE_CHECKING:
@@ -282,10 +281,6 @@ class VerifierSettings(Checked):
 
     # λ: a token is acceptable iff q(x) / p(x) <= λ; the paper's theorems assume 1.
     ratio: Annotated[float, POSITIVE] = 1.0
-    # The state to read; None: the better one out of fold.
-    position: Annotated[
-        str | None, Rule(f"one of {[*VERIFIER_POSITIONS]} or None", (*VERIFIER_POSITIONS, None).__contains__)
-    ] = None
     # A token is committed iff the head's probability is above it; 0.5 by default.
     threshold: Annotated[float | None, or_none(PROBABILITY)] = None
     # Instead of it: the share of acceptable tokens that has to be committed, out of fold.
@@ -300,10 +295,6 @@ class VerifierSettings(Checked):
                 f"`recall` chooses the threshold, but `threshold` is {self.threshold}; leave out either"
             )
 
-    @property
-    def positions(self) -> tuple[str, ...]:
-        return VERIFIER_POSITIONS if self.position is None else (self.position,)
-
 
 def train_verifier(ratios: Ratios, origin: Origin, settings: VerifierSettings = VerifierSettings()) -> Trained:
     """Train a verifier head: a standardisation and a logistic regression, folded into one weight and one bias.
@@ -314,9 +305,8 @@ def train_verifier(ratios: Ratios, origin: Origin, settings: VerifierSettings = 
     one's are a little too good.
     """
     examples = ratios.labelled(settings.ratio)
-    check(examples.only(settings.positions))
-    choices = {at: [at] for at in settings.positions}
-    found = fit(choices, settings.strengths, examples, seed=settings.seed)
+    check(examples)
+    found = fit({at: [at] for at in ratios.states}, settings.strengths, examples, seed=settings.seed)
     scores = found.probabilities
 
     def threshold_for(recall: float) -> float:

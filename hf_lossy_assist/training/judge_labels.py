@@ -1,11 +1,19 @@
-"""Training data for judge heads: labelled mismatches with their hidden states (Garipov et al. 2025, section 3)."""
+"""Training data for judge heads (Garipov et al. 2025, section 3): important tokens, found by AutoJudge's search.
+
+The search of one prompt (Algorithm 1) does not know models: it is a generator that yields requests (:class:`Continue`,
+:class:`Guess`) and receives the replies. :class:`Searches` serves many of them together. :class:`JudgeMiner` adds
+hidden states to the labelled mismatches.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+import math
+import random
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 import torch
@@ -15,11 +23,221 @@ from transformers import PreTrainedModel
 from ..errors import LossyValueError
 from ..models.quantised import quantize_draft
 from ..models.reading import CachedText, read_text, remembered, variant_states
+from ..tasks import Example, Task
 from ..values import ONE_OR_MORE, POSITIVE, Rule, or_none
-from .choice import DraftArgmax
+from .choice import DraftArgmax, DraftQuery, Ids
 from .labelling import FAILED, MINED, SKIPPED, Labelled, Labelling, Labels, PromptLabels
-from .search import Chosen, Mismatch, Searched, Searches
-from .writing import ApiWriter, LocalWriter, Prompt, Writer
+from .writing import ApiWriter, LocalWriter, Prompt, ResponseCost, Writer
+
+
+@dataclass(frozen=True)
+class Continue:
+    """A request for the target's response that begins with ``prefix`` (GENERATE); the reply includes the prefix."""
+
+    prefix: Ids
+
+
+@dataclass(frozen=True)
+class Guess:
+    """A request for the draft's choices at the positions from ``start`` to the end of ``response`` (FORWARD)."""
+
+    response: Ids
+    start: int
+
+
+Request = Continue | Guess
+
+
+@dataclass(frozen=True)
+class Mismatch:
+    """A mismatch: the tokens of target and draft at position ``index`` of the response.
+
+    It is important if the draft's token changes the answer. It stands for ``weight`` mismatches of its prompt: for
+    itself alone if all were labelled.
+    """
+
+    index: int
+    target_token: int
+    draft_token: int
+    important: bool
+    weight: float = 1.0
+
+
+@dataclass(frozen=True)
+class Found:
+    """The labels of one prompt from left to right, with its first and last response.
+
+    ``first`` is the target's own response; ``last`` has the draft's tokens at unimportant mismatches and the target's
+    at important ones. ``answer`` is the first response's; if it is None, there are no labels. ``solved`` tells whether
+    it is right, None where there is no reference. A prompt without labels is ``skipped`` for a reason.
+    """
+
+    first: Ids
+    last: Ids
+    answer: str | None
+    mismatches: tuple[Mismatch, ...] = ()
+    solved: bool | None = None
+    skipped: str | None = None
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """Which mismatches are labelled.
+
+    About ``most`` of a prompt's mismatches are drawn by ``seed``, all by default: as many of the first response's, and
+    as large a share of those that changed texts add.
+    """
+
+    most: int | None = None
+    seed: int = 0
+
+    def start(self, prompt: int) -> float:
+        """Return the number in [0, 1) that decides for a prompt."""
+        return random.Random(f"{self.seed}/{prompt}").random()
+
+    def weight(self, count: int) -> float:
+        """Return how many mismatches each labelled one stands for, if the first response has ``count``."""
+        return 1.0 if self.most is None else max(1.0, count / self.most)
+
+
+_AHEAD = 32  # tokens of a new response that the draft reads in search of the next mismatch
+
+
+def search(
+    example: Example,
+    task: Task,
+    decode: Callable[[Sequence[int]], str],
+    *,
+    chosen: Chosen = Chosen(),
+    start: float = 0.0,
+) -> Generator[Request, Any, Found]:
+    """Label every mismatch of draft and target by whether the answer depends on it.
+
+    At each mismatch from left to right, the draft's token replaces the target's, and the target completes the response.
+    If the answer stays, the search continues from the *new* response. An EOS is a token like any other.
+
+    ``chosen`` leaves mismatches out. Of those that the search meets, it then labels every s-th from a random ``start``
+    on, where s is the first response's number of mismatches over ``chosen.most``: each is labelled with probability
+    1 / s, and stands for s. At the others, the target's token stays.
+    """
+    last = yield Continue(())
+    text = decode(last)
+    found = Found(last, last, task.answer(example, text))
+    if found.answer is None:
+        return replace(found, skipped="the target's response states no answer")
+    if example.answer:
+        found = replace(found, solved=bool(task.correct(example, text)))
+    guesses = yield Guess(last, 0)
+    weight = chosen.weight(sum(ours != theirs for ours, theirs in zip(last, guesses, strict=True)))
+    mismatches: list[Mismatch] = []
+    met, t = 0, -1
+    while (t := t + 1) < len(last):
+        if t == len(guesses):
+            guesses = (*guesses, *(yield Guess(last[: t + _AHEAD], t)))
+        if last[t] == guesses[t]:
+            continue
+        met += 1
+        if math.floor(met / weight + start) == math.floor((met - 1) / weight + start):
+            continue
+        new = yield Continue((*last[:t], guesses[t]))
+        new_text = decode(new)
+        kept = task.keeps_answer(example, text, new_text)
+        mismatches.append(Mismatch(t, last[t], guesses[t], not kept, weight))
+        if kept:
+            last, text, guesses = new, new_text, guesses[: t + 1]
+    return replace(found, last=last, mismatches=tuple(mismatches))
+
+
+@dataclass(frozen=True)
+class Searched:
+    """A prompt whose search has ended, with its cost and its result or error."""
+
+    prompt: Prompt
+    cost: ResponseCost
+    found: Found | None
+    error: Exception | None = None
+
+
+@dataclass(frozen=True)
+class _Running:
+    """A prompt at work, its cost so far, and its search."""
+
+    prompt: Prompt
+    cost: ResponseCost
+    steps: Generator[Request, Any, Found]
+
+
+@dataclass(eq=False)
+class Searches:
+    """Runs :func:`search` for many prompts together.
+
+    Every slot holds one prompt. All requested continuations are written in one batch, and all requested choices of the
+    draft read in one batch. A free slot starts the next prompt at once.
+    """
+
+    writer: Writer
+    draft: DraftArgmax
+    task: Task
+    decode: Callable[[Sequence[int]], str]
+    slots: int
+    chosen: Chosen = field(default_factory=Chosen)
+
+    def run(self, prompts: Iterable[Prompt]) -> Iterator[Searched]:
+        """Search every prompt, and yield each as soon as its search ends, in any order."""
+        self._source = iter(prompts)
+        self._running: dict[int, _Running] = {}
+        self._guesses: list[DraftQuery] = []
+        self._ended: list[Searched] = []
+        with closing(self.writer):
+            for slot in range(self.slots):
+                self._begin(slot)
+            while self._running or self._ended:
+                self._reply_all(self.writer.step())
+                guesses, self._guesses = self._guesses, []
+                self._reply_all(self.draft.guess(guesses))
+                ended, self._ended = self._ended, []
+                yield from ended
+
+    def _begin(self, slot: int) -> None:
+        """Give a slot the next prompt, if any."""
+        if (prompt := next(self._source, None)) is not None:
+            cost = ResponseCost()
+            self.writer.begin(slot, prompt, cost)
+            start = self.chosen.start(prompt.id)
+            steps = search(prompt.example, self.task, self.decode, chosen=self.chosen, start=start)
+            self._running[slot] = _Running(prompt, cost, steps)
+            self._reply(slot, None)
+
+    def _reply_all(self, replies: Iterable[tuple[int, Any]]) -> None:
+        for slot, reply in replies:
+            self._reply(slot, reply)
+
+    def _reply(self, slot: int, reply: Any) -> None:
+        steps = self._running[slot].steps
+        try:
+            request = steps.send(reply)
+            while isinstance(request, Continue) and self.writer.limits.over(request.prefix):
+                request = steps.send(request.prefix)
+            self._carry_out(slot, request)
+        except StopIteration as end:
+            self._end(slot, end.value)
+        except Exception as error:  # whether of the task or of the prompt's text, it costs this prompt only
+            self._end(slot, None, error)
+
+    def _end(self, slot: int, found: Found | None, error: Exception | None = None) -> None:
+        ended = self._running.pop(slot)
+        self.draft.forget(slot)
+        self.writer.end(slot)
+        self._ended.append(Searched(ended.prompt, ended.cost, found, error))
+        self._begin(slot)
+
+    def _carry_out(self, slot: int, request: Request) -> None:
+        match request:
+            case Continue(prefix):
+                self.writer.submit(slot, prefix)
+            case Guess(response, start):
+                self._guesses.append(DraftQuery(slot, self._running[slot].prompt.tokens, response, start))
+
 
 _GREEDY_OR_DRAWN = or_none(POSITIVE, "None for greedy text")
 _COUNT_OR_ALL = or_none(ONE_OR_MORE, "None for all")
@@ -130,7 +348,7 @@ def mismatch_states(
 ) -> dict[str, Tensor]:
     """Return a model's states ``(N, d)`` at every mismatch, before it and after the draft's token.
 
-    ``response`` is the last one of the search (:attr:`.search.Found.last`). What the prompt has in common with a
+    ``response`` is the last one of the search (:attr:`Found.last`). What the prompt has in common with a
     ``known`` text is not read again.
     """
     shared = min(known.common(prompt), len(prompt) - 1)

@@ -11,8 +11,7 @@ from hf_lossy_assist.cli import demo
 from hf_lossy_assist.cli.demo import MODES
 from hf_lossy_assist.evaluation.answers import Answer
 from hf_lossy_assist.evaluation.modes import parse_modes
-from hf_lossy_assist.evaluation.result import EvaluationResult
-from hf_lossy_assist.evaluation.scores import baselines_of
+from hf_lossy_assist.evaluation.result import EvaluationResult, baselines_of
 from hf_lossy_assist.tasks import Arithmetic
 from tests.cli.running import invoke
 

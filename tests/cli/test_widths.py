@@ -17,8 +17,7 @@ from hf_lossy_assist.cli.mine import figures_of
 from hf_lossy_assist.cli.rules import rule_page, rules_tables
 from hf_lossy_assist.core.statistics import LossyStats
 from hf_lossy_assist.evaluation.quality import Interval
-from hf_lossy_assist.evaluation.result import EvaluationResult
-from hf_lossy_assist.evaluation.scores import ModeScore, Speed
+from hf_lossy_assist.evaluation.result import EvaluationResult, ModeScore, Speed
 from hf_lossy_assist.evaluation.tables import as_text
 from hf_lossy_assist.training.labelling import PromptLabels
 

@@ -17,7 +17,7 @@ from hf_lossy_assist.evaluation.answers import RESULTS, AnswerStore, load_answer
 from hf_lossy_assist.evaluation.evaluation import Evaluation, reference_of
 from hf_lossy_assist.evaluation.modes import DecodingMode, parse_modes
 from hf_lossy_assist.evaluation.requests import Response
-from hf_lossy_assist.evaluation.scores import mode_scores
+from hf_lossy_assist.evaluation.result import mode_scores
 from hf_lossy_assist.heads import JudgeHead
 from hf_lossy_assist.pairs import Pair
 from hf_lossy_assist.store.folder import Process

@@ -17,7 +17,7 @@ from hf_lossy_assist.errors import LossyUnsupportedError, LossyValueError
 from hf_lossy_assist.evaluation.evaluation import reference_of
 from hf_lossy_assist.evaluation.modes import DecodingMode, by_name, parse_modes, usual_modes
 from hf_lossy_assist.evaluation.requests import PromptBatch, run_request
-from hf_lossy_assist.evaluation.scores import baselines_of
+from hf_lossy_assist.evaluation.result import baselines_of
 from hf_lossy_assist.generation.config import LossyConfig
 from hf_lossy_assist.pairs import Pair
 from tests import eagle3_heads

@@ -16,8 +16,7 @@ from hf_lossy_assist.evaluation.quality import (
     paired_interval,
     times_as_fast,
 )
-from hf_lossy_assist.evaluation.result import answer_table
-from hf_lossy_assist.evaluation.scores import mode_scores
+from hf_lossy_assist.evaluation.result import answer_table, mode_scores
 from hf_lossy_assist.evaluation.tables import as_text
 
 

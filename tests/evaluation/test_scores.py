@@ -9,7 +9,7 @@ import pytest
 
 from hf_lossy_assist.evaluation.answers import Answer
 from hf_lossy_assist.evaluation.modes import parse_modes
-from hf_lossy_assist.evaluation.scores import baselines_of, mode_scores
+from hf_lossy_assist.evaluation.result import baselines_of, mode_scores
 
 BASELINES = {"plain": ["plain"], "stock": ["stock@3", "stock@5"], "lossless": ["lossless@3", "lossless@5"]}
 

@@ -9,8 +9,7 @@ import pytest
 from hf_lossy_assist.evaluation.answers import Answer
 from hf_lossy_assist.evaluation.modes import parse_modes
 from hf_lossy_assist.evaluation.quality import paired_interval, smallest_loss, times_as_fast
-from hf_lossy_assist.evaluation.result import EvaluationResult
-from hf_lossy_assist.evaluation.scores import baselines_of
+from hf_lossy_assist.evaluation.result import EvaluationResult, baselines_of
 
 N = 20
 ALWAYS, HALF = "1" * N, "10" * (N // 2)

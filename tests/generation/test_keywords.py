@@ -7,8 +7,8 @@ from typing import get_args, get_type_hints
 from hf_lossy_assist import acceptors
 from hf_lossy_assist.generation.config import FIELDS
 from hf_lossy_assist.generation.drafter_choice import DRAFTING
-from hf_lossy_assist.generation.enabling import enable, enabled
-from hf_lossy_assist.generation.keywords import LossyKeywords, LossyMode
+from hf_lossy_assist.generation.enabling import LossyKeywords, enable, enabled
+from hf_lossy_assist.generation.spelling import LossyMode
 
 
 def test_every_rule_of_the_package_is_named():

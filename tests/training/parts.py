@@ -13,9 +13,8 @@ from hf_lossy_assist.compat.inputs import ending_tokens
 from hf_lossy_assist.pairs import Pair
 from hf_lossy_assist.tasks import Example, Task
 from hf_lossy_assist.training.choice import DraftArgmax
-from hf_lossy_assist.training.judge_labels import JudgeLabels, JudgeMiner
+from hf_lossy_assist.training.judge_labels import Chosen, Found, JudgeLabels, JudgeMiner, Searches
 from hf_lossy_assist.training.labelling import Labelling, mine
-from hf_lossy_assist.training.search import Chosen, Found, Searches
 from hf_lossy_assist.training.writing import LocalWriter, Prompt, ResponseLimits
 from tests.tiny_models import VOCAB, noisy_copy, tiny
 

@@ -11,8 +11,8 @@ from hf_lossy_assist.errors import LossyServiceError
 from hf_lossy_assist.tasks import Example
 from hf_lossy_assist.tasks.api_model import ApiModel
 from hf_lossy_assist.training.choice import DraftArgmax
+from hf_lossy_assist.training.judge_labels import Searches
 from hf_lossy_assist.training.labelling import load_mined
-from hf_lossy_assist.training.search import Searches
 from hf_lossy_assist.training.writing import ApiWriter, Prompt, PromptText
 from tests.openai_server import completes, fails, openai_server, transformers_server
 from tests.training.parts import Checksum, Parts, by_prompt, labelling, run, tiny_parts

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from hf_lossy_assist.tasks import Example
-from hf_lossy_assist.training.search import Chosen, Found, search
+from hf_lossy_assist.training.judge_labels import Chosen, Found, search
 from tests.training.parts import Checksum, by_prompt, judge, tiny_parts
 
 

@@ -83,8 +83,6 @@ def test_ratios(tmp_path):
         assert (state[order] == data.states[position]).all()
     np.testing.assert_allclose(found.p[order], data.p, rtol=1e-6)
     np.testing.assert_allclose(found.q[order], data.q, rtol=1e-6)
-    only, _ = read_ratios(tmp_path, ["token"])
-    assert list(only.states) == ["token"]
 
 
 def without_tokens(folder):

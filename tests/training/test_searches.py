@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hf_lossy_assist.training.choice import GumbelMax, gumbel
-from hf_lossy_assist.training.search import Found
+from hf_lossy_assist.training.judge_labels import Found
 from tests.tiny_models import SOME_ARCHITECTURES
 from tests.training import reference
 from tests.training.parts import Checksum, Parts, by_prompt, tiny_parts

@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from hf_lossy_assist.models.reading import CachedText
-from hf_lossy_assist.training.judge_labels import mismatch_states
-from hf_lossy_assist.training.search import Mismatch
+from hf_lossy_assist.training.judge_labels import Mismatch, mismatch_states
 from tests.tiny_models import ARCHITECTURES, tiny
 from tests.training.parts import states_of
 

@@ -18,6 +18,12 @@ from tests.training.synthetic import DRAFT, ORIGIN, TARGET, by_hand, ratios
 QUICK = (0.01, 1.0)
 
 
+def of_tokens(**more):
+    """Return ratios with the better of the two states alone."""
+    data = ratios(**more)
+    return replace(data, states={"token": data.states["token"]})
+
+
 @pytest.fixture(scope="module")
 def trained():
     return train_verifier(ratios(), ORIGIN, VerifierSettings(ratio=1.2, strengths=QUICK))
@@ -28,10 +34,6 @@ def test_the_better_position_is_the_default(trained):
     assert config.position == "token"
     assert config.metrics["auc_token"] == config.metrics["auc"] > config.metrics["auc_previous"]
     assert (config.target, config.draft, config.ratio, config.threshold) == (TARGET, DRAFT, 1.2, 0.5)
-    other = train_verifier(ratios(), ORIGIN, VerifierSettings(ratio=1.2, position="previous", strengths=QUICK))
-    assert other.head.config.position == "previous"
-    assert other.head.config.metrics["auc"] == config.metrics["auc_previous"]
-    assert "auc_token" not in other.head.config.metrics
 
 
 def test_figures_are_out_of_fold(trained):
@@ -56,8 +58,8 @@ def test_figures_are_out_of_fold(trained):
 
 @pytest.mark.parametrize("recall", [0.5, 1.0])
 def test_a_threshold_by_the_recall_that_it_needs(recall):
-    settings = VerifierSettings(ratio=1.2, position="token", recall=recall, strengths=QUICK)
-    trained = train_verifier(ratios(prompts=40), ORIGIN, settings)
+    settings = VerifierSettings(ratio=1.2, recall=recall, strengths=QUICK)
+    trained = train_verifier(of_tokens(prompts=40), ORIGIN, settings)
     config, acceptable = trained.head.config, trained.probabilities[trained.examples.labels]
     assert config.metrics["tpr"] == (acceptable > config.threshold).mean() >= recall
     assert all((acceptable > larger).mean() < recall for larger in acceptable if larger > config.threshold)
@@ -65,11 +67,11 @@ def test_a_threshold_by_the_recall_that_it_needs(recall):
 
 def test_a_lambda_below_one(tmp_path):
     """Fewer tokens are acceptable: those that the target likes more than the draft does, and by so much."""
-    data, ratio = ratios(prompts=60), 0.6
+    data, ratio = of_tokens(prompts=60), 0.6
     labels = data.labelled(ratio).labels
     assert (labels == (data.q / data.p <= ratio)).all()
     assert 0 < labels.sum() < data.labelled(1.0).labels.sum()
-    settings = VerifierSettings(ratio=ratio, position="token", strengths=QUICK)
+    settings = VerifierSettings(ratio=ratio, strengths=QUICK)
     trained = train_verifier(data, ORIGIN, settings)
     trained.save(str(tmp_path / "head"))
     assert (tmp_path / "head" / ROC).stat().st_size > 1000
@@ -89,17 +91,16 @@ def test_one_class_is_no_data():
         train_verifier(replace(data, p=0 * data.q), ORIGIN)
 
 
-def test_a_state_that_is_not_read_may_be_broken():
+def test_states_have_to_be_finite():
     data = ratios(prompts=40)
     data.states["previous"][7] = np.nan
     with pytest.raises(LossyValueError, match="'previous' has NaN or infinite values in 1 of 200"):
         train_verifier(data, ORIGIN)
-    train_verifier(data, ORIGIN, VerifierSettings(position="token", strengths=QUICK))
 
 
 @pytest.mark.parametrize(("kind", "settings"), [
     *((VerifierSettings, {"ratio": ratio}) for ratio in (0.0, -1.0, np.nan, np.inf)),
-    (VerifierSettings, {"position": "draft"}), (VerifierSettings, {"recall": 0.0}), (JudgeSettings, {"recall": 0}),
+    (VerifierSettings, {"recall": 0.0}), (JudgeSettings, {"recall": 0}),
     (JudgeSettings, {"positions": "next"}), (JudgeSettings, {"models": "both2"}), (JudgeSettings, {"recall": "0.9"}),
 ])  # fmt: skip
 def test_settings_out_of_range(kind, settings):

@@ -269,6 +269,7 @@ class _Scores(nn.Module):
     def __init__(self, config: DFlashConfig, lm_head: nn.Linear | None, fc: nn.Linear) -> None:
         super().__init__()
         self.config = config
+        self.out_features, self.in_features = config.draft_vocab_size, config.layer.hidden_size
         self._of_head = lm_head, fc  # in a tuple, they are no submodules
 
     def forward(self, states: Tensor, of_target: nn.Module) -> Tensor:
@@ -282,14 +283,6 @@ class _Scores(nn.Module):
             logits = lm_head(states)
         logits, most = logits.float() * config.output_multiplier, config.final_logit_softcapping
         return (logits / most).tanh() * most if most else logits
-
-    @property
-    def out_features(self) -> int:
-        return self.config.draft_vocab_size
-
-    @property
-    def in_features(self) -> int:
-        return self.config.layer.hidden_size
 
     @property
     def row_norms(self) -> tuple[float, ...]:

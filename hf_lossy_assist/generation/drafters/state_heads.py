@@ -42,7 +42,7 @@ class StateSource(Source):
 
     def __init__(self, runner: HeadRunner, target: PreTrainedModel, returned: bool = False) -> None:
         super().__init__(runner, runner.vocabulary)
-        self.states = ReturnedStates() if returned else LayerStates(target, runner.model.layers_of(target))
+        self.states = None if returned else LayerStates(target, runner.model.layers_of(target))
 
     def room(self, ids: Tensor) -> int:
         return super().room(ids) if self.runner.seen else 0
@@ -51,24 +51,17 @@ class StateSource(Source):
         return ids[:, self.runner.seen + self.runner.ahead :]
 
     def learn(self, commit: Commit) -> None:
-        unread = commit.start + commit.drafted - min(self.runner.seen, commit.start - 1)
-        self.runner.read_states(commit, self.states.pop(commit.outputs, unread))
+        if self.states is None:  # a forward over a static cache returns them
+            states = torch.cat(commit.outputs.hidden_states, dim=-1)
+        else:
+            states = self.states.pop(commit.start + commit.drafted - min(self.runner.seen, commit.start - 1))
+        self.runner.read_states(commit, states)
         super().learn(commit)
 
     @contextmanager
     def in_use(self) -> Iterator[None]:
-        with self.states.watched(), self.runner.in_use():
+        with nullcontext() if self.states is None else self.states.watched(), self.runner.in_use():
             yield
-
-
-class ReturnedStates:
-    """Reads the states that a forward over a static cache returns."""
-
-    def pop(self, outputs: Any, wanted: int) -> Tensor:
-        return torch.cat(outputs.hidden_states, dim=-1)
-
-    def watched(self) -> AbstractContextManager[None]:
-        return nullcontext()
 
 
 class LayerStates:
@@ -88,7 +81,7 @@ class LayerStates:
         self._layers = tuple(layers)
         self._read: dict[int, deque[Tensor]] = {}
 
-    def pop(self, outputs: Any = None, wanted: int = 1) -> Tensor:
+    def pop(self, wanted: int = 1) -> Tensor:
         """Return ``(B, S, k·d)`` the states of this thread's last forward, side by side, and forget them.
 
         If these are fewer than ``wanted``, those of the forward before come first: recurrent models read a prompt, or
