@@ -60,8 +60,7 @@ def inspect(
     named = decoding.modes(modes, models, pair.rule_heads, longest)
     for each in named:
         each.check_pair(pair)
-    ids = pair.encode(example.prompt)
-    (batch,) = batches_of([ids], device=device_of(pair.target), seed=decoding.seed or 0)
+    (batch,) = batches_of([pair.encode(example.prompt)], device=device_of(pair.target), seed=decoding.seed or 0)
 
     def text_of(mode: DecodingMode) -> InspectedText:
         inspected = mode if mode.rule is None else replace(mode, settings={**mode.settings, "inspect": True})

@@ -261,8 +261,7 @@ class TreeInputs:
 
     def __init__(self, model: PreTrainedModel) -> None:
         self.dtype = model.dtype
-        config = model.config.get_text_config(decoder=True)
-        self._window = getattr(config, "sliding_window", None)
+        self._window = getattr(model.config.get_text_config(decoder=True), "sliding_window", None)
         kinds = layer_kinds(model)
         self._layer_of = {kind: kinds.index(kind) for kind in set(kinds)}
 

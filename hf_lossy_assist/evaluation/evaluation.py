@@ -232,8 +232,7 @@ class Evaluation(Checked):
             if seen := len({*map(str, self._problems)}.intersection(map(str, learnt))):
                 warn(f"the head of {rule!r} was trained on {seen} of the problems, and may do worse on others")
         store = AnswerStore() if out is None else AnswerStore(out, self.plan())
-        total = sum(map(len, self.own_batches.values()))
-        for _ in track(self.run(store), total=total, what="problems answered"):
+        for _ in track(self.run(store), total=sum(map(len, self.own_batches.values())), what="problems answered"):
             pass
         with store.lock:  # or a process that has seen fewer answers could write last
             store.refresh()

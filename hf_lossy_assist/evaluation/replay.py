@@ -150,11 +150,6 @@ class Walk:
     def rounds(self) -> np.ndarray:
         return self.sizes.sum(1)
 
-    @property
-    def diverged(self) -> np.ndarray:
-        """``(B,)`` the share of each text that follows its first other token, if those stand anywhere alike."""
-        return self.others / (self.others + 1)
-
 
 @dataclass(frozen=True, eq=False)
 class Acceptance:

@@ -199,7 +199,8 @@ class Speeds:
     def _redrawn(self, walk: Walk) -> float:
         """Return what the logarithm of a speed varies by, since texts differ from those of the replay."""
         rates = np.stack([self.tokens, self.seconds(walk)], 1)
-        return float((walk.diverged * self.tokens).sum() / self.tokens.sum()) * jackknife(rates, _log)
+        after = walk.others / (walk.others + 1)  # a text's share after its first other token, if they stand anywhere
+        return float((after * self.tokens).sum() / self.tokens.sum()) * jackknife(rates, _log)
 
     @property
     def steady(self) -> bool:

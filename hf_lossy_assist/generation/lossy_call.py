@@ -237,8 +237,7 @@ class LossyCall:
         others = other_inputs(draft, self.keywords)
         if not others and type(draft).generate is GenerationMixin.generate:  # else a model inside may read the text
             return None
-        copies = call.config.num_return_sequences or 1
-        return prepared_inputs(draft, call.ids, call.mask, others, copies)
+        return prepared_inputs(draft, call.ids, call.mask, others, copies=call.config.num_return_sequences or 1)
 
     def _switch(self, call: Prepared) -> FrequencySwitch | None:
         """Return where a call's frequencies change with the width of a forward; warn where that ends drafting."""

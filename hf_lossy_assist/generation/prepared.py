@@ -80,10 +80,9 @@ class Prepared:
         encoder = self.encoder_input
         # Several sequences of one prompt share the encoder's input.
         own = row // (self.batch // len(encoder)) if isinstance(encoder, Tensor) else row
-        call = self.row(row)
         drafts = self.draft_inputs
         return replace(
-            call,
+            self.row(row),
             inputs=self._inputs_of_row(self.model, self.inputs, row),
             draft_inputs=drafts and replace(drafts, carried=self._inputs_of_row(drafts.model, drafts.carried, row)),
             encoder_input=encoder[own : own + 1] if isinstance(encoder, Tensor) else encoder,

@@ -259,9 +259,8 @@ def train_judge(examples: Examples, origin: Origin, settings: JudgeSettings = Ju
     """
     examples = examples.only(settings.columns)
     check(examples)
-    seed = settings.seed
     choices = {at: columns(settings.models, at) for at in settings.choices}
-    found = fit(choices, settings.strengths, examples, seed=seed)
+    found = fit(choices, settings.strengths, examples, seed=settings.seed)
     scores = found.probabilities
     threshold = largest_threshold(examples, scores, settings.recall)
     table = sorted({largest_threshold(examples, scores, recall) for recall in {*RECALLS, settings.recall}})

@@ -118,9 +118,8 @@ class DFlashConfig(StateHeadConfig):
         layer = cls.layer_config(Qwen3Config, {**values, "model_type": "qwen3"})
         # These number the layers' outputs: layer i's is what enters layer i + 1.
         read = tuple(i + 1 for i in values["target_layer_ids"])
-        size = layer.vocab_size
         return cls(
-            layer=layer, draft_vocab_size=size, target_hidden_size=layer.hidden_size, target_layers=read,
+            layer=layer, draft_vocab_size=layer.vocab_size, target_hidden_size=layer.hidden_size, target_layers=read,
             **cls._own(values),
         )  # fmt: skip
 

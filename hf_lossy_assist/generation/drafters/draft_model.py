@@ -135,11 +135,10 @@ class DraftModel(Kind):
     def static(self, making: Making) -> StaticDraft:
         call, draft = making.call, self.model
         obstacle = obstacle_to_static(draft) or (obstacle_to_filling(draft) if call.batch > 1 else None)
-        inputs = {"attention_mask": call.mask}
         last = None if call.batch == 1 else torch.tensor([[call.config.max_length - 1]])
 
         def runner(slot: StaticCacheSlot) -> StaticCacheRunner:
-            return StaticCacheRunner(draft, slot, inputs, last_position=last)
+            return StaticCacheRunner(draft, slot, {"attention_mask": call.mask}, last_position=last)
 
         # After a draft that was kept whole, a round's first forward is over two tokens; all others are over one.
         own = vocabulary_of(self.asked.target, draft)

@@ -49,8 +49,8 @@ def encoded_runner(model: PreTrainedModel, ids: Tensor, inputs: Mapping[str, Any
         with reading(model):
             encoded["encoder_outputs"] = encode(model, encoder_input, encoded)
     carried = {cache_name(model): EncoderDecoderCache(DynamicCache(), DynamicCache()), "use_cache": True, **encoded}
-    direct = forward_accepts(model, "encoder_outputs")  # else the model's own preparation does
-    kind = DraftForwardInputs if direct else ForwardInputs
+    # Where the forward itself takes no states, the model's own preparation does.
+    kind = DraftForwardInputs if forward_accepts(model, "encoder_outputs") else ForwardInputs
     return DynamicCacheRunner(kind(model), carried, length, hands_on=False)
 
 

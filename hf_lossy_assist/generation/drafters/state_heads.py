@@ -209,8 +209,7 @@ class HeadRunner(FixedRunner):
 
     def _anything(self, width: int) -> Tensor:
         """Return ``(rows, width, d)`` states for a trial."""
-        rows = self.fixed.slot.rows
-        return self.embeddings[:1].repeat(rows, width, 1).to(self.device, self.model.dtype)
+        return self.embeddings[:1].repeat(self.fixed.slot.rows, width, 1).to(self.device, self.model.dtype)
 
 
 class DynamicSlots:

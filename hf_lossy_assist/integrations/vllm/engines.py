@@ -193,8 +193,7 @@ class VllmEngines:
 
     def respond(self, pair: Pair, mode: DecodingMode, batch: PromptBatch, max_new_tokens: int) -> Response:
         """Answer a batch in a mode of :meth:`modes`."""
-        engine = self.of(pair, mode)
-        reply = engine.ask(request_of(pair, mode, batch, max_new_tokens))
+        reply = self.of(pair, mode).ask(request_of(pair, mode, batch, max_new_tokens))
         rows = [torch.tensor(row, dtype=torch.long) for row in reply["tokens"]]
         work = [(rounds, kept, 0) for rounds, kept, _ in reply["work"]]
         return Response(rows, reply["seconds"], work, [drafted for *_, drafted in reply["work"]])

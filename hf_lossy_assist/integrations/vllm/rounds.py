@@ -138,13 +138,12 @@ class Rows:
     def step(self, logits: Tensor, draft_probs: Tensor | None = None, **more: object) -> EngineStep:
         """Return the step to decide, given p's processed logits ``(T + B, V)``."""
         rows, _ = self.drafted()
-        firsts = self.ends[:-1].long()
         return EngineStep(
             tokens=self.inputs[rows + 1],
             logits=logits.float(),
             ends=self.ends[1:] - torch.arange(1, len(self.counts) + 1, device=self.ends.device),
             counts=self.counts,
-            positions=self.positions[firsts].long(),
+            positions=self.positions[self.ends[:-1].long()].long(),
             draft_probs=draft_probs,
             **more,
         )

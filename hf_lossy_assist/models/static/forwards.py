@@ -177,13 +177,10 @@ class Compiling:
         return self._compiled(make(model), model)
 
     def _compiled(self, function: Callable[..., Any], model: nn.Module) -> Callable[..., Any]:
-        options = self.options | ({"mode": None, "options": TUNING[model.device.type]} if self._tunes(model) else {})
-        return torch.compile(_own_code(function, type(model).__name__), **options)
-
-    def _tunes(self, model: nn.Module) -> bool:
-        """Tell whether the compiler gets options that the user has not given."""
         plain = self.options["mode"] in (None, "default") and not self.options["options"]
-        return plain and self.options["backend"] == "inductor" and model.device.type in TUNING
+        tunes = plain and self.options["backend"] == "inductor" and model.device.type in TUNING
+        options = self.options | ({"mode": None, "options": TUNING[model.device.type]} if tunes else {})
+        return torch.compile(_own_code(function, type(model).__name__), **options)
 
 
 def whole(model: PreTrainedModel, decorated: bool) -> Callable[..., Any]:
