@@ -12,16 +12,7 @@ import torch
 from torch import Tensor
 from transformers import GenerationMixin, PreTrainedModel
 from transformers import cache_utils as _caches
-from transformers.cache_utils import (
-    Cache,
-    DynamicCache,
-    DynamicLayer,
-    DynamicSlidingWindowLayer,
-    EncoderDecoderCache,
-    QuantizedCache,
-    StaticCache,
-    StaticLayer,
-)
+from transformers.cache_utils import Cache, DynamicCache, DynamicLayer, EncoderDecoderCache, StaticLayer
 
 from .models import forward_accepts, has_recurrent_state, layer_kinds
 
@@ -57,7 +48,7 @@ def new_cache(model: PreTrainedModel, like: Cache | None = None) -> Cache:
     cache = DynamicCache(config=model.config.get_text_config(decoder=True), offloading=offloading)
     if not has_recurrent_state(model):
         for i, layer in enumerate(cache.layers):
-            if type(layer) is DynamicSlidingWindowLayer:
+            if type(layer) is _caches.DynamicSlidingWindowLayer:
                 cache.layers[i] = DynamicLayer()
                 cache.layers[i].sliding_window = layer.sliding_window  # see `attention_windows`
         ready_for_rollback(model, cache)
@@ -206,9 +197,9 @@ def obstacle_in_cache(model: PreTrainedModel, cache: Any, inputs: Mapping[str, A
             f"a {type(cache).__name__} alone would mix the text's keys with the encoder's; pass an "
             "EncoderDecoderCache(DynamicCache(), DynamicCache())"
         )
-    if isinstance(own, StaticCache):
+    if isinstance(own, _caches.StaticCache):
         return None  # rolled back by position, or replaced by a dynamic one
-    if isinstance(own, QuantizedCache):
+    if isinstance(own, _caches.QuantizedCache):
         return f"a {type(own).__name__} rounds tokens together and can't forget some of them; use a dynamic cache"
     if not isinstance(own, DynamicCache):
         return f"a {type(own).__name__} is not a DynamicCache"

@@ -25,16 +25,7 @@ from transformers.modeling_outputs import BaseModelOutput
 from .caches import CacheSnapshot, cache_name, new_cache, text_cache, tokens_in
 from .inputs import TEXT_INPUTS, WHOLE_OUTPUTS, ForwardInputs, TreeInputs
 from .kernels import FOLDED
-from .models import (
-    FULL,
-    MASKED_ATTENTION,
-    SLIDING,
-    attention_of,
-    device_of,
-    forward_accepts,
-    has_recurrent_state,
-    layer_kinds,
-)
+from .models import FULL, MASKED_ATTENTION, SLIDING, device_of, forward_accepts, has_recurrent_state, layer_kinds
 
 _READ, _MORE, _PADDING = 10, 3, 2
 _COMPRESSED, _IN_BLOCKS = {"compressed_sparse_attention", "heavily_compressed_attention"}, {"minimax_m3_sparse"}
@@ -336,7 +327,7 @@ def obstacle_to_trees(model: PreTrainedModel, inputs: Mapping[str, Any]) -> str 
         return f"{name} has an encoder"
     if has_recurrent_state(model):
         return f"{name} keeps a recurrent state, which goes along one path only"
-    if (attention := attention_of(model)) not in MASKED_ATTENTION:
+    if (attention := model.config._attn_implementation) not in MASKED_ATTENTION:
         return f"{attention!r} attention takes no mask of ancestors; load {name} with 'sdpa'"
     kinds = set(layer_kinds(model))  # a short text does not tell the difference
     if (other := sorted(kinds - {FULL, SLIDING})) or getattr(config, "attention_layers", None) is not None:
