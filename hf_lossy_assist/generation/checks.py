@@ -19,9 +19,8 @@ from ..drafting.vocabulary import vocabulary_sizes
 from ..errors import LossyUnsupportedError, LossyValueError, warn_once
 from ..models.cache_rows import movable
 from ..models.own_states import grammar_in
-from .config import LossyConfig
+from .config import GivenFields, LossyConfig
 from .drafters.base import Kind
-from .given import GivenFields
 from .prepared import Prepared
 
 

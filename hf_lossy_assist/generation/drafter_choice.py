@@ -14,10 +14,9 @@ from ..drafting.draft_ends import SCHEDULE, check_num_tokens
 from ..drafting.state_head import StateHead
 from ..errors import LossyUnsupportedError, LossyValueError, brief
 from ..values import ONE_OR_MORE, bounded
-from .config import LossyConfig
+from .config import GivenFields, LossyConfig
 from .drafters.base import Asked, Kind, Lengths, Nothing, chosen
 from .drafters.generators import OPTIONS, missing
-from .given import GivenFields
 
 DRAFTERS = ("assistant_model", "candidate_generator", "assistant_early_exit", *OPTIONS)
 """Keywords of ``generate()`` that choose a drafter."""

@@ -14,8 +14,8 @@ from typing import Any, Literal, TypedDict, Unpack
 from torch import nn
 from transformers import GenerationMixin, PreTrainedModel
 
-from ..compat import callers
-from ..compat.models import DECODING_METHODS, device_of, replaces_decoding, unwrap
+from ..compat import models
+from ..compat.models import device_of, unwrap
 from ..core.statistics import CollectedStats, LossyStats
 from ..errors import LossyError, LossyUnsupportedError, LossyValueError, nearest
 from .config import FIELDS, LossyConfig, guarded
@@ -222,7 +222,7 @@ def _checked(model: Any, defaults: dict[str, Any]) -> list[dict[str, Any]]:
     layers = _layers_of(model)
     merged = _merged([*(() if model is None else _everywhere), *layers, defaults])
     inner = None if model is None else unwrap(model)
-    if inner is not None and (callers.decodes_elsewhere(inner) or replaces_decoding(inner)):
+    if inner is not None and (models.decodes_elsewhere(inner) or models.replaces_decoding(inner)):
         raise _decodes_elsewhere("`model`", inner)
     if defaults and "lossy_mode" in merged:
         device = "cpu" if inner is None else device_of(inner)
@@ -231,7 +231,7 @@ def _checked(model: Any, defaults: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _decodes_elsewhere(subject: str, model: PreTrainedModel) -> LossyUnsupportedError:
-    name, parts = type(model).__name__, callers.generating_parts(model)
+    name, parts = type(model).__name__, models.generating_parts(model)
     if not parts:
         return LossyUnsupportedError(
             f"{subject} can't be used with {name}, which has a decoding loop of its own; call its `generate()` as it is"
@@ -263,7 +263,7 @@ def _add_defaults(
     """Add a model's defaults, and its ``own``, to one call's arguments; return the lossy fields among them."""
     with _lock:
         layers = [*_everywhere, *(own or ())]
-    if not any(layers) or (own is None and replaces_decoding(model)):  # all models that can
+    if not any(layers) or (own is None and models.replaces_decoding(model)):  # all models that can
         return {}
     defaults = _merged(layers)
     if own is None and defaults.get("assistant_model") is model:
@@ -288,7 +288,7 @@ def _install() -> None:
         if not hasattr(current, _ORIGINAL):
             wrapper = wrap(current)
             setattr(wrapper, _ORIGINAL, current)
-            setattr(callers.owner_of(name), name, wrapper)
+            setattr(models.owner_of(name), name, wrapper)
 
 
 class _Use:
@@ -316,7 +316,7 @@ def _uninstall_unless_used() -> None:
     for name in _WRAPPERS:
         original = getattr(getattr(GenerationMixin, name), _ORIGINAL, None)
         if original is not None:
-            setattr(callers.owner_of(name), name, original)
+            setattr(models.owner_of(name), name, original)
 
 
 def _forget_freed() -> None:
@@ -375,7 +375,7 @@ def _wrap_merge(original: Callable[..., Any]) -> Callable[..., Any]:
     def merge(self: Any, generation_config: Any = None, **kwargs: Any) -> Any:
         own = _Layers.of(self)
         enabled = (_everywhere or own) and not getattr(generation_config, "is_assistant", False)
-        if not enabled or not callers.merged_by_own_generate(self):
+        if not enabled or not models.merged_by_own_generate(self):
             return original(self, generation_config, **kwargs)
         # Afterwards, transformers' defaults would look like the user's choice, and Whisper would drop a rule because of
         # the assistant, and write into the assistant's files.
@@ -384,7 +384,7 @@ def _wrap_merge(original: Callable[..., Any]) -> Callable[..., Any]:
         if call is None:
             return original(self, generation_config, **kwargs)
         mode = call.config.rule.name
-        if callers.decodes_elsewhere(self):
+        if models.decodes_elsewhere(self):
             raise _decodes_elsewhere(f"`lossy_mode` {mode!r}", self)
         _last.pop(self, None)
         call.with_inputs(arguments)
@@ -441,8 +441,8 @@ def _wrap_decoding(original: Callable[..., Any]) -> Callable[..., Any]:
 
 _WRAPPERS: Mapping[str, Callable[..., Any]] = {
     "generate": _wrap_generate,
-    callers.MERGE: _wrap_merge,
-    **dict.fromkeys(DECODING_METHODS, _wrap_decoding),
-    **dict.fromkeys(callers.CONTINUOUS_BATCHING, _wrap_continuous_batching),
+    models.MERGE: _wrap_merge,
+    **dict.fromkeys(models.DECODING_METHODS, _wrap_decoding),
+    **dict.fromkeys(models.CONTINUOUS_BATCHING, _wrap_continuous_batching),
 }
 """By name of a method of `GenerationMixin`, what wraps it while any model is enabled."""

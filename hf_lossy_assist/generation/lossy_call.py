@@ -33,10 +33,9 @@ from ..models.own_states import with_own_states
 from ..models.processing import row_aligned
 from ..models.target import Target, TargetReader
 from .checks import check_certificate, check_decoding, check_grammar, check_mode, check_prepared, check_row_by_row
-from .config import FIELDS, LossyConfig, guarded
+from .config import FIELDS, GivenFields, LossyConfig, guarded
 from .drafter_choice import DRAFTERS, check_drafter, drafter_of
 from .drafters.base import Kind, Making, Nothing
-from .given import GivenFields
 from .prepared import Prepared
 from .runner_choice import choose_runners
 

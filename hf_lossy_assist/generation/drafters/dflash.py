@@ -18,17 +18,9 @@ from ...core.distributions import Randomness
 from ...core.messages import Commit, Draft
 from ...core.texts import Texts
 from ...core.transfers import Look
+from ...drafting import state_head
 from ...drafting.chain import ChainDrafter, Drafted, columns_of
-from ...drafting.state_head import (
-    LAYERS,
-    StateHeadConfig,
-    StoredHead,
-    architecture,
-    embedded,
-    list_of,
-    or_null,
-    parts_of,
-)
+from ...drafting.state_head import StateHeadConfig, StoredHead
 from ...errors import LossyUnsupportedError, LossyValueError, brief
 from ...heads.identity import row_norms
 from ...models.runner import Nodes, WholeTokens
@@ -53,13 +45,13 @@ class DFlashConfig(StateHeadConfig):
     rules = {  # noqa: RUF012
         "block_size": bounded(2, 1024, integer=True),
         "mask_token_id": COUNT,
-        "target_layer_ids": list_of(int, "numbers of layers"),
-        "is_causal": or_null(BOOL),
-        "input_embedding_scale": or_null(POSITIVE),
-        "output_multiplier": or_null(POSITIVE),
-        "final_logit_softcapping": or_null(bounded(0)),
-        "sliding_window_non_causal": or_null(BOOL),
-        _LAYERS: LAYERS,
+        "target_layer_ids": state_head.list_of(int, "numbers of layers"),
+        "is_causal": state_head.or_null(BOOL),
+        "input_embedding_scale": state_head.or_null(POSITIVE),
+        "output_multiplier": state_head.or_null(POSITIVE),
+        "final_logit_softcapping": state_head.or_null(bounded(0)),
+        "sliding_window_non_causal": state_head.or_null(BOOL),
+        _LAYERS: state_head.LAYERS,
     }
     block_size: int  # positions of a block: the text's newest token, and drafted ones
     mask_token_id: int  # the token whose embedding stands in place of drafted ones
@@ -84,13 +76,13 @@ class DFlashConfig(StateHeadConfig):
         """Tell whether a ``config.json`` is that of a DFlash head, of any of the three kinds."""
         if "speculators_model_type" in values:
             return values["speculators_model_type"] in ("dflash", "dflash2")
-        return architecture(values) in _KINDS
+        return state_head.architecture(values) in _KINDS
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> DFlashConfig:
         """Read the ``config.json`` of the package dflash, of speculators, or of transformers' one model."""
         values = values if isinstance(values, Mapping) else {}
-        kind = values.get("speculators_model_type") or architecture(values)
+        kind = values.get("speculators_model_type") or state_head.architecture(values)
         if not cls.describes(values):
             raise LossyValueError(
                 f"{brief(kind)} is no DFlash head as the packages dflash, speculators or transformers write it; pass "
@@ -177,7 +169,7 @@ class DFlash(StoredHead):
     def __init__(self, config: DFlashConfig) -> None:
         super().__init__(config)
         layer, drafted, self.longest = config.layer, config.draft_vocab_size, config.block_size - 1
-        decoder_layer, norm, rotary = parts_of(layer)
+        decoder_layer, norm, rotary = state_head.parts_of(layer)
         width = layer.hidden_size
         self.fc = nn.Linear(config.layers_read * config.target_hidden_size, width, bias=False)
         self.hidden_norm = norm(width, eps=layer.rms_norm_eps)
@@ -339,7 +331,7 @@ class DFlashRunner(HeadRunner):
                 seen += [distances.abs() < window]
             mask = torch.stack([x.expand(rows, 1, *distances.shape) for x in seen]).all(0) if seen else None
             masks[window, causal] = self.fixed.whole(mask, rows, size, self._start)
-        return embedded(tokens, self.embeddings, self.device).to(self.model.dtype), positions, masks
+        return state_head.embedded(tokens, self.embeddings, self.device).to(self.model.dtype), positions, masks
 
     def kind(self, of_tree: bool) -> Hashable:
         weight = getattr(self._lm_head, "weight", None)

@@ -17,18 +17,9 @@ from ...core.distributions import Randomness
 from ...core.messages import Commit
 from ...core.texts import RowShift
 from ...core.transfers import to_device
+from ...drafting import state_head
 from ...drafting.chain import ChainDrafter
-from ...drafting.state_head import (
-    LAYER_TYPES,
-    LAYERS,
-    StateHead,
-    StateHeadConfig,
-    StoredHead,
-    architecture,
-    embedded,
-    or_null,
-    parts_of,
-)
+from ...drafting.state_head import StateHead, StateHeadConfig, StoredHead
 from ...drafting.vocabulary import vocabulary_sizes
 from ...errors import LossyUnsupportedError, LossyValueError, brief
 from ...models.runner import Nodes, WholeTokens
@@ -50,7 +41,7 @@ class Eagle3Config(StateHeadConfig):
 
     title = "an EAGLE-3 head"
     model_type = "eagle3"
-    rules = {**dict.fromkeys(_FLAGS, or_null(BOOL)), _LAYERS: LAYERS}  # noqa: RUF012
+    rules = {**dict.fromkeys(_FLAGS, state_head.or_null(BOOL)), _LAYERS: state_head.LAYERS}  # noqa: RUF012
     norm_before_residual: bool = False  # whether the layer's residual is the normed state
     norm_before_fc: bool = False  # whether the states are normed before they are fused, all at once
     fc_norm: bool = False  # likewise, each by itself
@@ -58,10 +49,10 @@ class Eagle3Config(StateHeadConfig):
 
     def __post_init__(self) -> None:
         kinds = getattr(self.layer, "layer_types", None) or ()
-        if self.layer.model_type not in LAYER_TYPES or set(kinds) - {"full_attention"}:
+        if self.layer.model_type not in state_head.LAYER_TYPES or set(kinds) - {"full_attention"}:
             raise LossyUnsupportedError(
-                f"an EAGLE-3 head has to have layers of {list(LAYER_TYPES)} with full attention, but this head has "
-                f"{self.layer.model_type!r} with {sorted(set(kinds)) or 'full attention'}; pass another head"
+                f"an EAGLE-3 head has to have layers of {list(state_head.LAYER_TYPES)} with full attention, but this "
+                f"head has {self.layer.model_type!r} with {sorted(set(kinds)) or 'full attention'}; pass another head"
             )
         if self.norm_before_fc and self.fc_norm:
             raise LossyValueError("an EAGLE-3 head has either `norm_before_fc` or `fc_norm`, but this head has both")
@@ -71,7 +62,7 @@ class Eagle3Config(StateHeadConfig):
         """Tell whether a ``config.json`` is that of an EAGLE-3 head, of any of the three kinds."""
         if "speculators_model_type" in values:
             return values["speculators_model_type"] == "eagle3"
-        kind = architecture(values)
+        kind = state_head.architecture(values)
         return kind == "LlamaForCausalLMEagle3" or (kind == "LlamaForCausalLM" and "draft_vocab_size" in values)
 
     @classmethod
@@ -79,7 +70,7 @@ class Eagle3Config(StateHeadConfig):
         """Read the ``config.json`` of any of the three kinds of checkpoints."""
         values = values if isinstance(values, Mapping) else {}
         if not cls.describes(values):
-            kind = values.get("speculators_model_type") or architecture(values)
+            kind = values.get("speculators_model_type") or state_head.architecture(values)
             raise LossyValueError(
                 f"{brief(kind)} is no EAGLE-3 head as SafeAILab's EAGLE, SpecForge or speculators write it; pass the "
                 "folder or repository of such a head, or use the model as an ordinary `assistant_model`"
@@ -145,7 +136,7 @@ class Eagle3(StoredHead):
     def __init__(self, config: Eagle3Config, own_embeddings: bool = False) -> None:
         super().__init__(config)
         layer = config.layer
-        decoder_layer, norm, rotary = parts_of(layer)
+        decoder_layer, norm, rotary = state_head.parts_of(layer)
         width, read = layer.hidden_size, config.layers_read * config.target_hidden_size
         self.embed_tokens = nn.Embedding(layer.vocab_size, width) if own_embeddings else None
         self.input_norm = norm(read, eps=layer.rms_norm_eps) if config.norm_before_fc else None
@@ -308,7 +299,7 @@ class Eagle3Runner(HeadRunner):
 
     def _over(self, ids: Tensor, states: Tensor, positions: Tensor, mask: Tensor | None, eager: bool = False) -> Tensor:
         """Run the head over the next slots; ``ids`` ``(B, n)`` are the tokens after those of the slots."""
-        embeds = embedded(ids, self.embeddings, self.device).to(states.dtype)
+        embeds = state_head.embedded(ids, self.embeddings, self.device).to(states.dtype)
         mask = self.fixed.whole(mask, *ids.shape, self._start)
         output = self.fixed.run(False, self._start, (embeds, states, positions), mask, eager=eager)
         self.seen, self.sent = self.seen + ids.shape[1], ids.numel()
@@ -331,7 +322,7 @@ class Eagle3Runner(HeadRunner):
             def step(i: int, token: Tensor | None, waits: Tensor | None) -> tuple[Tensor, ...]:
                 nonlocal state
                 if i:  # the first token follows from a state that has been read
-                    embeds, at = embedded(token, embeddings, device), slice(i - 1, i)
+                    embeds, at = state_head.embedded(token, embeddings, device), slice(i - 1, i)
                     state = read(embeds, state, positions[:, at].contiguous(), mask[:, :, at].contiguous(), cache)
                 chosen = sampler(vocabulary.logits(scored(state).float()), waits)
                 return (*chosen, state) if sampler.scores else chosen  # another draft may go on from it
