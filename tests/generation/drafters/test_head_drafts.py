@@ -118,9 +118,9 @@ def test_only_what_the_head_reads_is_kept_and_hooks_do_not_stay(monkeypatch):
     def hooks() -> int:
         return sum(len(x._forward_pre_hooks) + len(x._forward_hooks) for x in target.model.layers)
 
-    def watch(self, outputs, wanted):
+    def watch(self, wanted):
         taken.append((set(self._read), hooks()))
-        return take(self, outputs, wanted)
+        return take(self, wanted)
 
     before = hooks()
     monkeypatch.setattr(LayerStates, "pop", watch)
@@ -129,7 +129,7 @@ def test_only_what_the_head_reads_is_kept_and_hooks_do_not_stay(monkeypatch):
     assert len(taken) in (ours.lossy_stats.rounds - 1, ours.lossy_stats.rounds)
     assert ours.hidden_states is None
 
-    def fail(self, outputs, wanted):
+    def fail(self, wanted):
         raise RuntimeError("no")
 
     monkeypatch.setattr(LayerStates, "pop", fail)
