@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from .heads import VerifierHead as VerifierHead
     from .integrations.transformers_loop import LossyVerification as LossyVerification
     from .models.cpu import prepare_for_cpu as prepare_for_cpu
-    from .models.prepacked import prepack as prepack
+    from .models.quantised import prepack as prepack
     from .models.quantised import quantize_draft as quantize_draft
     from .training.head_training import train_judge as train_judge
     from .training.labelling import mine as mine
@@ -53,8 +53,7 @@ _NAMES = {
     "heads": ("JudgeHead", "VerifierHead"),
     "integrations.transformers_loop": ("LossyVerification",),
     "models.cpu": ("prepare_for_cpu",),
-    "models.prepacked": ("prepack",),
-    "models.quantised": ("quantize_draft",),
+    "models.quantised": ("prepack", "quantize_draft"),
     "training.head_training": ("train_judge",),
     "training.labelling": ("mine",),
 }

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import GenerationConfig, PreTrainedModel
+from transformers import PreTrainedModel
 from transformers.generation import candidate_generator as _candidates
 from transformers.generation.candidate_generator import CandidateGenerator
 
@@ -30,23 +30,9 @@ _intercepts: weakref.WeakKeyDictionary[PreTrainedModel, dict[int, list[Callable[
 _intercepts_lock = threading.Lock()
 
 
-def transformers_drafter(
-    model: PreTrainedModel,
-    generation_config: GenerationConfig,
-    input_ids: Any,
-    processors: Any,
-    model_kwargs: Any,
-    assistant_model: PreTrainedModel | None = None,
-) -> CandidateGenerator:
-    """Return the drafter that transformers' assisted generation would build."""
-    return model._get_candidate_generator(
-        assistant_model=assistant_model,
-        generation_config=generation_config,
-        input_ids=input_ids,
-        inputs_tensor=input_ids,
-        logits_processor=processors,
-        model_kwargs=model_kwargs,
-    )
+def transformers_drafter(model: PreTrainedModel, **call: Any) -> CandidateGenerator:
+    """Return the drafter that transformers' assisted generation would build for a call."""
+    return model._get_candidate_generator(**call)
 
 
 def drafts_from_target_states(assistant: PreTrainedModel | None) -> bool:

@@ -19,8 +19,7 @@ from ..errors import LossyUnsupportedError, LossyValueError, brief, need, warn
 from ..generation.enabling import enabled
 from ..heads import Head
 from ..heads.head import place_head
-from ..models.prepacked import is_prepacked
-from ..models.quantised import dtype_of
+from ..models.quantised import dtype_of, is_prepacked
 from ..pairs import Pair
 from ..progress import track
 from ..store.folder import Process, this_process

@@ -27,17 +27,9 @@ from ..models.static.fixed import FixedRunner, FixedSampler, Widths
 from ..models.static.forwards import Compiling, compiling, decoder_layers, forget
 from ..models.static.graphs import RECORDERS, CompiledRecording, Recording
 from ..models.static.runner import StaticCacheRunner
+from . import obstacles
 from .drafters.base import Kind, Making, StaticDraft
 from .drafters.draft_model import NO_END
-from .static_obstacles import (
-    UNRECORDABLE,
-    kinds_of,
-    obstacle_to_compiling,
-    obstacle_to_filling,
-    obstacle_to_inputs,
-    obstacle_to_recording,
-    obstacle_to_static,
-)
 
 _ANY_WIDTH = (8, 16, 40)
 _SHORTER = (2, DEFAULT_NUM_TOKENS)  # tokens of graphs beside that of the longest draft, where drafts may end early
@@ -272,17 +264,17 @@ class _RunnerChoice:
         if self._before:
             return "`input_ids` lacks the tokens that it holds, or new ones after them (the whole text works)"
         if belongs_to_user(cache) and not rewinds(cache):
-            return f"it has layers that can't be rolled back by position ({kinds_of(cache)})"
+            return f"it has layers that can't be rolled back by position ({obstacles.kinds_of(cache)})"
         room = call.config.max_length + self._of_target.room
         if belongs_to_user(cache) and self.config.tree is not None and StaticCacheSlot(cache).capacity < room:
             return f"trees need {room} slots, and it has fewer"
         if call.batch > 1 or kind.reads:
-            obstacle = obstacle_to_filling(model)
+            obstacle = obstacles.to_filling(model)
             if obstacle is not None:
                 return obstacle
         if kind.reads and (decoder_layers(model) is None or "forward" in vars(model.get_decoder())):
             return f"the states between the layers of {type(model).__name__} can't be returned"
-        return obstacle_to_static(model) or obstacle_to_inputs(call)
+        return obstacles.to_static(model) or obstacles.to_inputs(call)
 
     def _ways(self, runner: FixedRunner, path: Path) -> list[Compiling | Recording]:
         """Return how forwards may be prepared, the best way first: what is compiled is recorded, too, if it can be."""
@@ -292,7 +284,7 @@ class _RunnerChoice:
         # Graphs refer to their cache, and so would keep a cache that is the caller's. Where a device waits for Python,
         # what no graph records is compiled whole: Python runs between layers.
         records_itself = given is not None and given.backend == "cudagraphs"
-        if runner.fixed.keeps_cache or records_itself or obstacle_to_recording(runner.model, self.call) is not None:
+        if runner.fixed.keeps_cache or records_itself or obstacles.to_recording(runner.model, self.call) is not None:
             return [(compiling if recorder is None else Compiling)(given)]
         return [CompiledRecording(recorder, given), Compiling(given)]
 
@@ -301,8 +293,8 @@ class _RunnerChoice:
         name = type(runner.model).__name__
         filled = f"`{CACHE}` holds tokens already, which compiling would overwrite"
         obstacle = (
-            obstacle_to_compiling(runner.model)
-            or (obstacle_to_recording(runner.model, self.call) if path is not Path.COMPILED else None)
+            obstacles.to_compiling(runner.model)
+            or (obstacles.to_recording(runner.model, self.call) if path is not Path.COMPILED else None)
             or (filled if runner.fixed.slot.filled else None)
         )
         if obstacle is not None:
@@ -317,7 +309,7 @@ class _RunnerChoice:
                 runner.fixed.forget(runner)
                 forget(runner.model)
                 if how.records and not isinstance(error, torch.OutOfMemoryError):  # which may pass
-                    UNRECORDABLE.add(runner.model)
+                    obstacles.UNRECORDABLE.add(runner.model)
                 reason = " ".join(str(error).strip().split("\n")[:2])
                 what = "recorded as graphs" if how.records else "compiled"
                 _say(False, f"{name} can't be {what} ({type(error).__name__}: {reason})", not how.records)

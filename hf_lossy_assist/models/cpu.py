@@ -18,8 +18,7 @@ from ..compat.kernels import cpu_kernels
 from ..compat.models import has_recurrent_state
 from ..errors import LossyUnsupportedError
 from ..theory import expected_tokens_per_round
-from .prepacked import check_packable, prepack
-from .quantised import quantize_draft
+from .quantised import check_packable, prepack, quantize_draft
 from .runner import DynamicCacheRunner
 
 KEPT = {"int4": 0.79}

@@ -15,7 +15,7 @@ from ..acceptors import DroppedHeads
 from ..acceptors.base import AUTO
 from ..core.distributions import Randomness
 from ..errors import LossyUnsupportedError
-from .prepacked import PrepackedLinear
+from .quantised import PrepackedLinear
 
 DROPOUTS = (0.0, 0.005, 0.01, 0.015, 0.02, 0.03, 0.04, 0.06, 0.08, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5)
 

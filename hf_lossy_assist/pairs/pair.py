@@ -18,7 +18,7 @@ from ..generation.drafters.dflash import DFlash
 from ..generation.drafters.eagle3 import Eagle3
 from ..generation.drafters.mtp import mtp_of
 from ..heads import Head, ModelIdentity
-from ..models.prepacked import prepack as prepacked
+from ..models.quantised import prepack as prepacked
 from ..models.quantised import quantize_draft
 from ..tasks import Arithmetic, Example, Task
 from ..values import check_name

@@ -11,8 +11,7 @@ import hf_lossy_assist
 from hf_lossy_assist.drafting.draft_ends import LONGEST
 from hf_lossy_assist.errors import LossyError, LossyUnsupportedError, LossyValueError
 from hf_lossy_assist.evaluation import evaluation
-from hf_lossy_assist.evaluation.advice import Advice, Replayed
-from hf_lossy_assist.evaluation.advising import Advising, target_alone
+from hf_lossy_assist.evaluation.advising import Advice, Advising, Replayed, target_alone
 from hf_lossy_assist.evaluation.answers import AnswerStore, load_answers
 from hf_lossy_assist.evaluation.modes import EVERYTHING, DecodingMode
 from hf_lossy_assist.evaluation.replay import Walk

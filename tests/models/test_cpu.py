@@ -13,8 +13,7 @@ from torch import nn
 from hf_lossy_assist import LossyUnsupportedError, LossyValueError, last_stats, prepare_for_cpu
 from hf_lossy_assist.compat.kernels import cpu_kernels
 from hf_lossy_assist.models import cpu
-from hf_lossy_assist.models.prepacked import is_prepacked
-from hf_lossy_assist.models.quantised import dtype_of
+from hf_lossy_assist.models.quantised import dtype_of, is_prepacked
 from tests import architectures, encoder_decoders
 from tests.tiny_models import noisy_copy, prompt, tiny
 

@@ -8,7 +8,7 @@ from torch import nn
 
 from hf_lossy_assist import LossyUnsupportedError, LossyValueError, last_stats, pairs, prepack, quantize_draft
 from hf_lossy_assist.heads import ModelIdentity
-from hf_lossy_assist.models.prepacked import PrepackedLinear
+from hf_lossy_assist.models.quantised import PrepackedLinear
 
 _KERNELS = torch.ops.mkldnn._is_mkldnn_bf16_supported()
 _BFLOAT16 = pytest.param(

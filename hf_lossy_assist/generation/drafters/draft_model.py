@@ -26,7 +26,7 @@ from ...models.recurrent import RecurrentDraftRunner, padding_before
 from ...models.runner import DynamicCacheRunner, ModelRunner
 from ...models.static.cache_slot import StaticCacheSlot
 from ...models.static.runner import StaticCacheRunner
-from ..static_obstacles import obstacle_to_filling, obstacle_to_static
+from .. import obstacles
 from .base import Asked, Kind, Making, StaticDraft, register
 
 NO_END = 2**31
@@ -134,7 +134,7 @@ class DraftModel(Kind):
 
     def static(self, making: Making) -> StaticDraft:
         call, draft = making.call, self.model
-        obstacle = obstacle_to_static(draft) or (obstacle_to_filling(draft) if call.batch > 1 else None)
+        obstacle = obstacles.to_static(draft) or (obstacles.to_filling(draft) if call.batch > 1 else None)
         last = None if call.batch == 1 else torch.tensor([[call.config.max_length - 1]])
 
         def runner(slot: StaticCacheSlot) -> StaticCacheRunner:

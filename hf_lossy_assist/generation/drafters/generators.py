@@ -165,7 +165,10 @@ class BuiltKind(GeneratorKind):
         config = copy.deepcopy(row.config)
         config.update(**dict.fromkeys(OPTIONS) | dict(asked.options))
         config.update(assistant_early_exit=None, num_assistant_tokens=self.lengths.num_assistant_tokens)
-        return transformers_drafter(asked.target, config, row.ids, row.processors, row.inputs, asked.assistant)
+        return transformers_drafter(
+            asked.target, assistant_model=asked.assistant, generation_config=config, input_ids=row.ids,
+            inputs_tensor=row.ids, logits_processor=row.processors, model_kwargs=row.inputs,
+        )  # fmt: skip
 
 
 @register

@@ -16,7 +16,7 @@ from transformers.utils import logging
 from hf_lossy_assist import LossyVerification
 from hf_lossy_assist.compat.caches import CACHE
 from hf_lossy_assist.errors import LossyError
-from hf_lossy_assist.generation.static_obstacles import obstacle_to_static
+from hf_lossy_assist.generation import obstacles
 from hf_lossy_assist.models.static import forwards as programs
 from hf_lossy_assist.models.static.cache_slot import StaticCacheSlot, give_back, new_static_cache
 from hf_lossy_assist.models.static.forwards import Compiling, FixedForward, states_of
@@ -210,12 +210,12 @@ def test_falls_back_with_one_message(pair, case, needle):
 
 
 def test_obstacles(pair):
-    assert obstacle_to_static(pair[0]) is None
+    assert obstacles.to_static(pair[0]) is None
     mamba = MambaForCausalLM(MambaConfig(vocab_size=64, hidden_size=16, num_hidden_layers=1, state_size=4))
-    assert obstacle_to_static(mamba) is not None
+    assert obstacles.to_static(mamba) is not None
     flash = copy.deepcopy(pair[0])
     flash.config._attn_implementation_internal = "flash_attention_2"
-    assert "empty slots" in obstacle_to_static(flash)
+    assert "empty slots" in obstacles.to_static(flash)
 
 
 def test_the_hook_for_stocks_loop_refuses(pair):

@@ -17,8 +17,8 @@ from transformers import CompileConfig
 from hf_lossy_assist import errors, last_stats
 from hf_lossy_assist.compat.caches import CACHE
 from hf_lossy_assist.drafting.chain import ChainDrafter
+from hf_lossy_assist.generation import obstacles
 from hf_lossy_assist.generation.prepared import Prepared
-from hf_lossy_assist.generation.static_obstacles import obstacle_to_recording
 from hf_lossy_assist.models.static import cache_slot
 from hf_lossy_assist.models.static import graphs as graph_recorders
 from hf_lossy_assist.models.static.cache_slot import GraphMemory
@@ -273,8 +273,8 @@ def with_dynamic_frequencies(target):
 @pytest.mark.parametrize("change", [watched, with_adapter, in_processes, with_dynamic_frequencies])
 def test_nothing_is_recorded_that_a_replay_would_miss(change, recorder):
     target, draft = llamas()
-    assert change(target) in obstacle_to_recording(target, Prepared)
-    assert obstacle_to_recording(draft, Prepared) is None
+    assert change(target) in obstacles.to_recording(target, Prepared)
+    assert obstacles.to_recording(draft, Prepared) is None
 
 
 def test_a_model_that_could_not_be_recorded_is_not_tried_again(monkeypatch):

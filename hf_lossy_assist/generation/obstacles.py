@@ -20,15 +20,14 @@ from ..compat.models import (
 )
 from ..compat.positions import switches_of
 from ..compat.probe import ask
-from ..models.prepacked import is_prepacked
-from ..models.quantised import can_be_compiled, dtype_of
+from ..models.quantised import can_be_compiled, dtype_of, is_prepacked
 from ..models.static.cache_slot import new_static_cache, rewinds
 from ..models.static.forwards import has_replaced_forward, path_to_decoder
 from ..models.static.graphs import RECORDERS
 from .prepared import Prepared
 
 
-def obstacle_to_static(model: PreTrainedModel) -> str | None:
+def to_static(model: PreTrainedModel) -> str | None:
     """Say why a model can't run on a static cache; None where it can."""
     name = type(model).__name__
     attention = attention_of(model)
@@ -51,7 +50,7 @@ def kinds_of(cache: Any) -> str:
     return ", ".join(sorted({type(layer).__name__ for layer in cache.layers}))
 
 
-def obstacle_to_filling(model: PreTrainedModel) -> str | None:
+def to_filling(model: PreTrainedModel) -> str | None:
     """Say why the decoder's inputs can't be filled up where rows have ended; None where they can."""
     name = type(model).__name__
     if path_to_decoder(model) is None:
@@ -61,7 +60,7 @@ def obstacle_to_filling(model: PreTrainedModel) -> str | None:
     return None
 
 
-def obstacle_to_inputs(call: Prepared) -> str | None:
+def to_inputs(call: Prepared) -> str | None:
     """Say which option or input of a call static caches do not support; None if they support all."""
     for name in WHOLE_OUTPUTS:
         if getattr(call.config, name, False):
@@ -77,7 +76,7 @@ UNRECORDABLE: weakref.WeakSet[PreTrainedModel] = weakref.WeakSet()
 """Models whose recording failed; another try would fail, too."""
 
 
-def obstacle_to_recording(model: PreTrainedModel, call: Prepared) -> str | None:
+def to_recording(model: PreTrainedModel, call: Prepared) -> str | None:
     """Say why graphs of a model can't be recorded; None where they can. What runs in Python is not in a graph."""
     name = type(model).__name__
     device = device_of(model).type
@@ -100,7 +99,7 @@ def obstacle_to_recording(model: PreTrainedModel, call: Prepared) -> str | None:
     return None
 
 
-def obstacle_to_compiling(model: PreTrainedModel) -> str | None:
+def to_compiling(model: PreTrainedModel) -> str | None:
     """Say why a model on a static cache can't be compiled; None where it can."""
     name = type(model).__name__
     if (quantizer := getattr(model, "hf_quantizer", None)) is not None and not quantizer.is_compileable:
