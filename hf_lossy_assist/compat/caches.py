@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from accelerate.utils import recursively_apply
 from torch import Tensor
 from transformers import GenerationMixin, PreTrainedModel
 from transformers import cache_utils as _caches
@@ -227,7 +228,7 @@ class CacheSnapshot:
     def restore(self, cache: Cache) -> None:
         del cache.layers[len(self._layers) :]
         for layer, held, length in zip(cache.layers, self._layers, self._lengths, strict=True):
-            vars(layer).update(_copied(held))
+            vars(layer).update(recursively_apply(Tensor.clone, held))
             if length is not None:
                 for name in _GROWING:
                     setattr(layer, name, getattr(layer, name)[..., :length, :])
@@ -241,14 +242,4 @@ def _keys_in(layer: Any) -> int | None:
 
 def _held_by(layer: Any) -> dict[str, Any]:
     cropped = _GROWING if _keys_in(layer) is not None else ()
-    return _copied({name: value for name, value in vars(layer).items() if name not in cropped})
-
-
-def _copied(value: Any) -> Any:
-    if isinstance(value, Tensor):
-        return value.clone()
-    if isinstance(value, dict):
-        return {key: _copied(part) for key, part in value.items()}
-    if isinstance(value, list | tuple):
-        return type(value)(map(_copied, value))
-    return value
+    return recursively_apply(Tensor.clone, {name: x for name, x in vars(layer).items() if name not in cropped})

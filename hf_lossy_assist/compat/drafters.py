@@ -76,8 +76,7 @@ def mtp_layers(model: PreTrainedModel) -> int:
 
 def several_or_sliding_mtp(model: PreTrainedModel) -> bool:
     """Tell whether a model has several MTP layers, or one with a window, which are left to transformers' own MTP."""
-    config = model.config.get_text_config(decoder=True)
-    kinds = set(getattr(config, "mtp_layer_types", None) or ())
+    kinds = set(getattr(model.config.get_text_config(decoder=True), "mtp_layer_types", None) or ())
     return mtp_layers(model) > 1 or bool(kinds - {FULL})
 
 

@@ -9,7 +9,7 @@ import functools
 import inspect
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from importlib import metadata
 from pathlib import Path
 from types import SimpleNamespace
@@ -151,12 +151,10 @@ class RowAdapters:
 
     @contextmanager
     def in_use(self) -> Iterator[None]:
-        handles = [module.register_forward_pre_hook(self._hand_on, with_kwargs=True) for module in self._names]
-        try:
+        with ExitStack() as stack:
+            for module in self._names:
+                stack.enter_context(module.register_forward_pre_hook(self._hand_on, with_kwargs=True))
             yield
-        finally:
-            for handle in handles:
-                handle.remove()
 
 
 def owner_of(name: str, kind: type = GenerationMixin) -> type | None:

@@ -29,7 +29,7 @@ from .evaluation import Evaluation
 from .modes import EVERYTHING, DecodingMode, by_name, parse_modes
 from .replay import TextLogits, Walk, greedy, processors_of, read_laws
 from .requests import PromptBatch
-from .speeds import Costs, Speeds, measure_costs, merged, spread_of
+from .speeds import Speeds, measure_costs, merged, spread_of
 from .tables import NumberTable, as_text, milliseconds, number, percent, table
 
 MAX_NATS = 0.025
@@ -317,7 +317,7 @@ class Advising:
         rules, laws = self.rules, self.laws  # what is wrong with rules is said first
         tokens = laws.lengths.double().numpy()
         length = float(np.mean([batch.ids.shape[1] for batch in self.batches]) + tokens.mean() / 2)
-        repeats = self._costs(round(length))
+        repeats = measure_costs(self.pair, self.batches[0].ids[0].tolist(), round(length), TIMED, REPEATS)
         walks = (self.replay(mode, rule) for mode, rule in rules)
         replayed = [*track(walks, total=len(rules), what="replaying")]
         matches = float(greedy(rules[0][1], laws).keep[laws.real.numpy()].mean())
@@ -373,9 +373,6 @@ class Advising:
             known = found.get(label, (mode, rule, ()))[2]
             found[label] = replace(mode, label=label), rule, (*known, *filter(None, [mode.gamma]))
         return [(replace(mode, gamma=shown), rule) for mode, rule, shown in found.values()]
-
-    def _costs(self, length: int) -> list[Costs]:
-        return measure_costs(self.pair, self.batches[0].ids[0].tolist(), length, TIMED, REPEATS)
 
     def replay(self, mode: DecodingMode, rule: Acceptor) -> Replayed:
         """Walk along the answers as a rule would, with drafts of every length."""

@@ -155,7 +155,7 @@ def run_request(
             for model, seen in ((pair.target, calls), (pair.draft, drafts)):
                 if model is not None:
                     hook = model.register_forward_pre_hook(lambda module, args, seen=seen: seen.append(None))
-                    stack.callback(hook.remove)
+                    stack.enter_context(hook)
         torch.manual_seed(batch.seed)
         synchronize()
         started = clock()

@@ -241,10 +241,7 @@ def score_table(rows: Rows, reference: str, fastest: Mapping[str, str]) -> Numbe
     """Lay out speed with quality, beside the fastest mode of the first baseline that is there."""
     columns: dict[str, Column] = {"mode": _label, "n": lambda row: str(row.n)}
     if any(row.score is not None for row in rows):
-        columns |= {
-            "score\n(%)": lambda row: percent(row.score, 1),
-            f"points against\n{_over(reference)}": points,
-        }
+        columns |= {"score\n(%)": lambda row: percent(row.score, 1), f"points against\n{_over(reference)}": points}
     columns["tokens\n/s"] = lambda row: "" if row.tokens_per_second is None else figure(row.tokens_per_second)
     if (base := next((name for name in BASES if name in fastest), None)) and any(row.speed for row in rows):
         columns[_over(f"× {fastest[base]}")] = _times(base, fastest[base])

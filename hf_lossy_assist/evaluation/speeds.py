@@ -138,8 +138,7 @@ def merged(repeats: Sequence[Costs]) -> Costs:
     from sklearn.isotonic import isotonic_regression  # of the extra `lab`
 
     widths = sorted(repeats[0].target)
-    read = [median(one.target[n] for one in repeats) for n in widths]
-    rising = isotonic_regression(read).tolist()
+    rising = isotonic_regression([median(one.target[n] for one in repeats) for n in widths]).tolist()
     return Costs(median(one.drafted for one in repeats), dict(zip(widths, rising, strict=True)), repeats[0].clock)
 
 

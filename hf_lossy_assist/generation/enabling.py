@@ -397,14 +397,12 @@ def _wrap_merge(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _wrap_continuous_batching(original: Callable[..., Any]) -> Callable[..., Any]:
-    signature = inspect.signature(original)
-
     @functools.wraps(original)
     def batch(self: Any, *args: Any, **kwargs: Any) -> Any:
         mode = kwargs.pop("lossy_mode", ...)
         own = _Layers.of(self)
         if mode is ... and (_everywhere or own):
-            argument = signature.bind(self, *args, **kwargs).arguments.get("generation_config")
+            argument = inspect.signature(original).bind(self, *args, **kwargs).arguments.get("generation_config")
             defaults = _add_defaults(self, own, {}).get("lossy_mode")
             mode = defaults or getattr(argument or self.generation_config, "lossy_mode", None)
         if mode not in (None, ...):

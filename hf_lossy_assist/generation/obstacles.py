@@ -8,16 +8,8 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
+from ..compat import models
 from ..compat.inputs import TEXT_INPUTS, WHOLE_OUTPUTS
-from ..compat.models import (
-    MASKED_ATTENTION,
-    attention_of,
-    device_of,
-    forward_accepts,
-    has_hooks,
-    is_sharded,
-    supports_static_cache,
-)
 from ..compat.positions import switches_of
 from ..compat.probe import ask
 from ..models.quantised import can_be_compiled, dtype_of, is_prepacked
@@ -30,15 +22,15 @@ from .prepared import Prepared
 def to_static(model: PreTrainedModel) -> str | None:
     """Say why a model can't run on a static cache; None where it can."""
     name = type(model).__name__
-    attention = attention_of(model)
-    if attention not in MASKED_ATTENTION:
+    attention = models.attention_of(model)
+    if attention not in models.MASKED_ATTENTION:
         return f"{attention!r} attention looks at empty slots of a static cache; load {name} with 'sdpa'"
-    if not supports_static_cache(model):
+    if not models.supports_static_cache(model):
         return f"{name} does not support static caches"
     if not ask(model).at_first:
         return f"{name} has to read a prompt without a draft behind it"
     for parameter in ("position_ids", "logits_to_keep"):
-        if not forward_accepts(model, parameter):
+        if not models.forward_accepts(model, parameter):
             return f"the forward of {name} takes no `{parameter}`"
     if not rewinds(cache := new_static_cache(model, 8)):
         return f"{name} has layers that can't be rolled back by position ({kinds_of(cache)})"
@@ -79,18 +71,18 @@ UNRECORDABLE: weakref.WeakSet[PreTrainedModel] = weakref.WeakSet()
 def to_recording(model: PreTrainedModel, call: Prepared) -> str | None:
     """Say why graphs of a model can't be recorded; None where they can. What runs in Python is not in a graph."""
     name = type(model).__name__
-    device = device_of(model).type
+    device = models.device_of(model).type
     if device not in RECORDERS or len({*getattr(model, "hf_device_map", {}).values()}) > 1:
         return f"graphs can't be recorded where {name} is"
     if model in UNRECORDABLE:
         return f"recording {name} failed before"
     if torch.is_autocast_enabled(device):
         return "autocast makes copies of the weights, which end with it"
-    if call.synced_gpus or is_sharded(model):
+    if call.synced_gpus or models.is_sharded(model):
         return f"{name} is spread over processes"
     decoder, head = model.get_decoder() or model, model.get_output_embeddings()
     inside = [x for x in decoder.modules() if not isinstance(x, PreTrainedModel) and x not in (decoder, head)]
-    if any(map(has_hooks, inside)):
+    if any(map(models.has_hooks, inside)):
         return f"hooks watch layers of {name}, and would not be called"
     if any(hasattr(x, "active_adapters") for x in inside):
         return f"{name} has adapters, which may change"

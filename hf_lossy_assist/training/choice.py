@@ -9,7 +9,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
 from itertools import accumulate
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -28,8 +27,8 @@ MOST_LOGITS = 1 << 27
 _MASK = (1 << 64) - 1
 
 
-class Choice(Protocol):
-    """Chooses next tokens. A *context* is a hash of a prefix, which grows token by token; by default it is constant."""
+class Choice:
+    """Chooses next tokens: the likeliest. A *context* is a hash of a prefix that grows token by token; here it is 0."""
 
     def context(self, ids: Iterable[int]) -> int:
         return 0
@@ -39,11 +38,6 @@ class Choice(Protocol):
 
     def choose(self, logits: Tensor, contexts: list[int]) -> list[int]:
         """Return one token for each row of logits ``(N, V)``, whose prefix has the context."""
-
-
-@dataclass(frozen=True)
-class Greedy(Choice):
-    def choose(self, logits: Tensor, contexts: list[int]) -> list[int]:
         return logits.argmax(-1).tolist()
 
 
@@ -114,7 +108,7 @@ class DraftArgmax:
     """
 
     model: PreTrainedModel
-    choice: Choice = field(default_factory=Greedy)
+    choice: Choice = field(default_factory=Choice)
 
     def __post_init__(self) -> None:
         self._memories: dict[int, CachedText] = {}

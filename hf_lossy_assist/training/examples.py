@@ -274,9 +274,8 @@ def _origin(mined: Mined, folder: str | Path, target: ModelIdentity | None) -> O
         )
     if named is not None and target is not None:
         raise LossyValueError(f"`--model` is for data without a target, but {str(folder)!r} has {named['name']!r}")
-    text = json.dumps(manifest, sort_keys=True, ensure_ascii=False)
     data = {
-        "sha256": hashlib.sha256(text.encode()).hexdigest(),
+        "sha256": hashlib.sha256(json.dumps(manifest, sort_keys=True, ensure_ascii=False).encode()).hexdigest(),
         "settings": manifest.get("settings", {}),
         "runs": manifest.get("runs", []),
         "problems": manifest.get("problems", []),

@@ -26,7 +26,7 @@ from ..store.records import Records
 from ..tasks import Example
 from ..tasks.api_model import ApiModel
 from ..values import ONE_OR_MORE, Checked, Count, Text
-from .choice import Choice, Greedy, GumbelMax
+from .choice import Choice, GumbelMax
 from .writing import Prompt, ResponseLimits
 
 MINED, SKIPPED, FAILED = "mined", "skipped", "failed"
@@ -190,7 +190,7 @@ class Labelling(Checked):
     @property
     def choice(self) -> Choice:
         temperature = self.labels.temperature
-        return Greedy() if temperature is None else GumbelMax(self.seed, temperature)
+        return Choice() if temperature is None else GumbelMax(self.seed, temperature)
 
     @property
     def limits(self) -> ResponseLimits:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -17,7 +16,7 @@ from ..errors import LossyServiceError, LossyValueError
 from ..models.reading import CachedText, Known, cached_text, filled, forward, remembered
 from ..tasks import Example, Task
 from ..tasks.api_model import ApiModel
-from .choice import Choice, Greedy, Ids
+from .choice import Choice, Ids
 
 
 class RowBatch:
@@ -92,27 +91,6 @@ class ResponseLimits:
         return len(response) >= self.max_new_tokens or bool(response and response[-1] in self.eos)
 
 
-class Writer(Protocol):
-    """Completes responses. Each prompt at work has a *slot*; several are served at once."""
-
-    limits: ResponseLimits
-
-    def begin(self, slot: int, prompt: Prompt, cost: ResponseCost) -> None:
-        """Give a free ``slot`` to a prompt. From now on, the writer adds to ``cost``."""
-
-    def end(self, slot: int) -> None:
-        """Free ``slot``."""
-
-    def submit(self, slot: int, prefix: Ids) -> None:
-        """Request the rest of a response that begins with ``prefix`` and is not over."""
-
-    def step(self) -> Iterable[tuple[int, Ids]]:
-        """Work for a while, and return each slot whose response is complete, with the response."""
-
-    def close(self) -> None:
-        """Give up incomplete responses."""
-
-
 @dataclass(eq=False)
 class _Slot:
     """A prompt, and the text that is being written to it."""
@@ -131,8 +109,10 @@ class _Slot:
 
 
 @dataclass(eq=False)
-class LocalWriter(Writer):
-    """A writer with a model in this process: one token of every text per step.
+class LocalWriter:
+    """Completes responses with a model in this process: one token of every text per step.
+
+    Each prompt at work has a *slot*; several are served at once.
 
     Each slot keeps the cache of its best known prefix, so the cost of a continuation does not depend on the length of
     the text before it. What prompts have in common with the first one is read once.
@@ -140,12 +120,13 @@ class LocalWriter(Writer):
 
     model: PreTrainedModel
     limits: ResponseLimits
-    choice: Choice = field(default_factory=Greedy)
+    choice: Choice = field(default_factory=Choice)
 
     def __post_init__(self) -> None:
         self.close()
 
     def close(self) -> None:
+        """Give up incomplete responses."""
         self._rows = RowBatch(self.model)
         self._slots: dict[int, _Slot] = {}
         self._waiting: list[_Slot] = []
@@ -153,18 +134,22 @@ class LocalWriter(Writer):
         self._shared = CachedText()
 
     def begin(self, slot: int, prompt: Prompt, cost: ResponseCost) -> None:
+        """Give a free ``slot`` to a prompt. From now on, the writer adds to ``cost``."""
         self._slots[slot] = _Slot(slot, prompt.tokens, cost)
 
     def end(self, slot: int) -> None:
+        """Free ``slot``."""
         del self._slots[slot]
 
     def submit(self, slot: int, prefix: Ids) -> None:
+        """Request the rest of a response that begins with ``prefix`` and is not over."""
         text = self._slots[slot]
         text.ids = [*text.prompt, *prefix]
         text.context = self.choice.context(text.ids)
         self._waiting.append(text)
 
     def step(self) -> list[tuple[int, Ids]]:
+        """Work for a while, and return each slot whose response is complete, with the response."""
         self._start_waiting()
         return self._write() if self._writing else []
 
@@ -245,8 +230,8 @@ class PromptText:
 
 
 @dataclass(eq=False)
-class ApiWriter(Writer):
-    """A writer that sends up to ``slots`` requests at once to a server.
+class ApiWriter:
+    """Completes responses as :class:`LocalWriter` does, by up to ``slots`` requests at once to a server.
 
     A response that the server ends gets the tokenizer's EOS.
     """
@@ -292,3 +277,6 @@ class ApiWriter(Writer):
         cost.retokenised += otherwise
         cost.target_tokens += len(prompt.tokens) + len(response) - 1
         return slot, response
+
+
+Writer = LocalWriter | ApiWriter

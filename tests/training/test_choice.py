@@ -9,7 +9,7 @@ import torch
 from scipy import stats
 
 from hf_lossy_assist import LossyValueError
-from hf_lossy_assist.training.choice import Greedy, GumbelMax, gumbel
+from hf_lossy_assist.training.choice import Choice, GumbelMax, gumbel
 
 MASK = (1 << 64) - 1
 
@@ -64,7 +64,7 @@ def test_draws_do_not_depend_on_the_batch():
 
 
 def test_the_likeliest_token_is_the_first_of_equals():
-    assert Greedy().choose(torch.tensor([[1.0, 3.0, 3.0]]), [0]) == [1]
+    assert Choice().choose(torch.tensor([[1.0, 3.0, 3.0]]), [0]) == [1]
 
 
 @pytest.mark.parametrize("temperature", [0.0, -1.0, float("nan")])

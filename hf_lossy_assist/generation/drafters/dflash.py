@@ -100,8 +100,7 @@ class DFlashConfig(StateHeadConfig):
                 values, ("transformer_layer_config", "draft_vocab_size", "block_size", "mask_token_id", _LAYERS)
             )
             two_sided = False if values.get("sliding_window_non_causal") else None
-            own = {"is_causal": two_sided} | cls._own(values)
-            return cls.of_speculators(values, _LAYERS, **own)
+            return cls.of_speculators(values, _LAYERS, **{"is_causal": two_sided, **cls._own(values)})
         nested = values.get("dflash_config", {})
         values = {**values, **nested} if isinstance(nested, Mapping) else values
         cls.check_values(values, ("hidden_size", "block_size", "mask_token_id", "target_layer_ids"))

@@ -56,11 +56,10 @@ class SharedKeysSource(Source):
             if threading.get_ident() == thread:
                 self._read = output
 
-        handle = self._decoder.register_forward_hook(hook)
         try:
-            yield
+            with self._decoder.register_forward_hook(hook):
+                yield
         finally:
-            handle.remove()
             self._read = None
 
 

@@ -6,7 +6,7 @@ import threading
 from abc import abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from functools import cached_property
 from typing import Any, ClassVar, Self
@@ -93,7 +93,7 @@ class LayerStates:
     @contextmanager
     def watched(self) -> Iterator[None]:
         """Inside the block, keep the states of this thread's last two forwards."""
-        thread, handles = threading.get_ident(), []
+        thread = threading.get_ident()
 
         def keep(i: int, state: Tensor) -> None:
             if threading.get_ident() == thread:
@@ -111,17 +111,14 @@ class LayerStates:
 
             return hook
 
-        try:
+        with ExitStack() as stack:
+            stack.callback(self._read.clear)
             for i in self._layers:
                 if i in self._left:
-                    handles.append(self._left[i].register_forward_hook(leaving(i)))
+                    stack.enter_context(self._left[i].register_forward_hook(leaving(i)))
                 else:
-                    handles.append(self._entered[i].register_forward_pre_hook(entering(i), with_kwargs=True))
+                    stack.enter_context(self._entered[i].register_forward_pre_hook(entering(i), with_kwargs=True))
             yield
-        finally:
-            for handle in handles:
-                handle.remove()
-            self._read.clear()
 
 
 def _last(parts: Sequence[Tensor], wanted: int) -> Tensor:

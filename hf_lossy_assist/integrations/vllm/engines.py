@@ -213,10 +213,9 @@ def engine_settings(pair: Pair, mode: DecodingMode) -> dict[str, Any]:
         "max_num_batched_tokens": 8192,  # vLLM on CPUs can't read a prompt in pieces if its request has a seed
     }  # fmt: skip
     if mode.gamma is not None:
-        probabilities = "greedy" if mode.temperature is None else "probabilistic"
         settings["speculative_config"] = {
             "method": "draft_model", "model": pair.draft.name_or_path, "num_speculative_tokens": mode.gamma,
-            "draft_sample_method": probabilities,
+            "draft_sample_method": "greedy" if mode.temperature is None else "probabilistic",
         }  # fmt: skip
         settings["per_request_spec_decode_metrics"] = "summary"
         # Requests without a rule are vLLM's own there too. In an engine of their own, they would differ by where the

@@ -255,12 +255,11 @@ def decide_group(group: Group, step: EngineStep, tables: Tables) -> tuple[Tensor
     tokens = step.tokens.long()[flat]
     # A grammar ends a draft at the first token that it forbids, and all after it are -1.
     allowed = ((tokens >= 0) & (columns < lengths[:, None])).long().cumprod(-1).sum(-1)
-    shape = Chain(n, starts.device, allowed if n else None)
     v = Verification(
         tokens=tokens.clamp(min=0),
         do_sample=group.do_sample,
         randomness=KeyedRandomness(keys_of(group.seeds, step.positions[group.index])),
-        shape=shape,
+        shape=Chain(n, starts.device, allowed if n else None),
         charged=tables.charged[group.slots],
         **_answer(group, step, flat, starts, acceptor.needs),
         **_dropped(group, step, flat, acceptor.dropped_heads),

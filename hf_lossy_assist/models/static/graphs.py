@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from accelerate.utils import recursively_apply
 from torch import Tensor, nn
 from transformers import CompileConfig
 
@@ -45,7 +46,7 @@ class Graph:
     def __call__(self, *args: Any, **named: Any) -> Any:
         inputs = dict(enumerate(args)) | named
         if self._own is None:
-            own = {name: _cloned(x) for name, x in inputs.items()}
+            own = recursively_apply(Tensor.clone, inputs, memory_format=torch.contiguous_format)
             device = next(x.device for x in own.values() if isinstance(x, Tensor))
             first, others = [own[i] for i in range(len(args))], {name: own[name] for name in named}
             run = partial(self.body, *first, **others)
@@ -57,12 +58,6 @@ class Graph:
         self._given = {name: x for name, x in inputs.items() if name == "attention_mask"}  # the same for many runs
         self._replay()
         return self._output
-
-
-def _cloned(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {name: _cloned(x) for name, x in value.items()}
-    return value.clone(memory_format=torch.contiguous_format) if isinstance(value, Tensor) else value
 
 
 def _copy(own: Any, given: Any) -> None:
