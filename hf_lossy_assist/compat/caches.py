@@ -162,8 +162,9 @@ def count_in_all_layers(cache: Cache, tokens: int) -> None:
 @contextmanager
 def recording(cache: DynamicCache) -> Iterator[None]:
     """Let ``cache`` be rolled back inside the block."""
-    own = text_cache(cache)
-    recorded = [getattr(layer, "record_past", None) for layer in own.layers]
+    own, recorded = text_cache(cache), []
+    for layer in own.layers:
+        recorded.append(getattr(layer, "record_past", None))
     own.activate_past_recording()
     try:
         yield

@@ -157,9 +157,9 @@ class RowAdapters:
             yield
 
 
-def owner_of(name: str, kind: type = GenerationMixin) -> type | None:
-    """Return the class from which a class has a method; None where it has none of this name."""
-    return next((parent for parent in kind.__mro__ if name in vars(parent)), None)
+def owner_of(name: str) -> type:
+    """Return the class from which `GenerationMixin` has a method."""
+    return next(kind for kind in GenerationMixin.__mro__ if name in vars(kind))
 
 
 def merged_by_own_generate(model: GenerationMixin) -> bool:
@@ -214,8 +214,14 @@ def replaces_decoding(model: PreTrainedModel) -> bool:
     supported = getattr(model, "_supported_generation_modes", None)
     if supported is not None and GenerationMode.ASSISTED_GENERATION not in supported:
         return True
-    # Other threads may replace the methods meanwhile, but never move them.
-    return any(owner_of(name, type(model)) is not owner_of(name) for name in DECODING_METHODS)
+    for name in DECODING_METHODS:
+        # Other threads may replace the methods meanwhile, but never move them to another class.
+        for kind in type(model).__mro__:
+            if name in vars(kind):
+                if kind not in GenerationMixin.__mro__:
+                    return True
+                break
+    return False
 
 
 def forward_accepts(model: PreTrainedModel, name: str) -> bool:

@@ -9,7 +9,7 @@ import pytest
 from rich.cells import cell_len
 
 from hf_lossy_assist import LossyValueError
-from hf_lossy_assist.evaluation.advising import Advising
+from hf_lossy_assist.evaluation import advising
 from hf_lossy_assist.evaluation.modes import DecodingMode
 from hf_lossy_assist.evaluation.speeds import Costs
 from tests.cli.running import said
@@ -21,7 +21,7 @@ GIVEN = ("advise", "--pair", "arithmetic", "--limit", "2", "--max-new-tokens", "
 def steady(monkeypatch):
     """Let every repeat see the same times, whatever the machine is doing."""
     costs = Costs(1e-6, {1: 1.0, 33: 1.0})
-    monkeypatch.setattr(Advising, "_costs", lambda self, length: [costs] * 3)
+    monkeypatch.setattr(advising, "measure_costs", lambda *_: [costs] * 3)
 
 
 run = partial(said, " ".join(GIVEN), columns=80)
