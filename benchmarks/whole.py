@@ -24,6 +24,7 @@ MODES = {  # by configuration: its modes, the reference first
 }
 ON_DISK = {  # by configuration: its texts, whole answers to the same problems, and its modes, the reference first
     "gsm8k-on-disk": ("GSM8K", WHOLE, ("lossless@20", "typical@32")),
+    "humaneval-on-disk": ("programs", PROGRAMS, ("lossless@32", "judge@32:threshold=0.129306", "typical@32")),
 }
 COSTS = (0.1, COST, 0.02, 0.01)
 """Of a drafted token in the table, as shares of a call of the target."""
@@ -158,7 +159,7 @@ def on_disk() -> str:
         cost, base = share(rows(configuration)), None
         cells = [f"{title}, c = {cost:.3f}"]
         for mode in modes:
-            own, (rule, gamma) = Written.of(configuration, mode), mode.split("@")
+            own, (rule, gamma) = Written.of(configuration, mode), mode.partition(":")[0].split("@")
             seconds = np.array([x["seconds"] for x in own.answers])
             labelled = Replay.of(title, f"`{rule}`").rounds[:, int(gamma) - 1] * (1 + cost * int(gamma))
             calls = sum(x["tokens"] for x in own.answers) / sum(x["rounds"] for x in own.answers)
@@ -170,7 +171,9 @@ def on_disk() -> str:
             else:
                 seen, price = multiples(seconds, own.scores, base_seconds, base.scores)
                 said = interval(np.stack([labelled, base_labelled], axis=1), ratio, log=True)
-                columns = map(times, (seen, said, own.beside(base, COST)[0], price))
+                columns = [*map(times, (seen, said, own.beside(base, COST)[0], price))]
+            if rule == "judge":  # another one has judged the labelled mismatches
+                columns[1] = ""
             lines.append([*cells, *columns])
             cells = [""]
     heads = ("time, ×", "labels say", f"replayed, c = {COST}", "right answer, ×")
@@ -181,17 +184,18 @@ def draw_on_disk(path: Path) -> None:
     """Draw the seconds of each answer with the target on disk; crosses are wrong answers."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(8, 3.5), layout="constrained")
-    panels = figure.subplots(1, len(ON_DISK), squeeze=False)[0]
+    figure = Figure(figsize=(10, 3.5), layout="constrained")
+    panels = figure.subplots(1, len(ON_DISK))
     for axes, (configuration, (title, _, modes)) in zip(panels, ON_DISK.items(), strict=True):
         for i, mode in enumerate(modes):
             own = answers_of(configuration, mode).values()
             axes.plot([x["id"] for x in own], [x["seconds"] for x in own], color=f"C{i}", linewidth=0.6)
             for right, marker in ((1, "o"), (0, "x")):
                 some = [x for x in own if x["score"] == right]
-                label = f"{mode}, {'right' if right else 'wrong'}"
+                label = mode if right else None
                 axes.plot([x["id"] for x in some], [x["seconds"] for x in some], f"C{i}{marker}", label=label)
-        axes.set(xlabel="problem", title=title, ylim=(0, None))
-        axes.legend(fontsize="x-small")
+        axes.set(xlabel="problem", title=title, ylim=(0, 1.3 * axes.get_ylim()[1]))
+        axes.xaxis.get_major_locator().set_params(integer=True)
+        axes.legend(fontsize="x-small", loc="upper left")
     figure.axes[0].set_ylabel("seconds of an answer")
     figure.savefig(path, dpi=100)
