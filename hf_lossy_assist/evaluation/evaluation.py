@@ -352,6 +352,11 @@ def evaluate(
         listed += modes_of(mode, gamma, temperature, top_p, pair.rule_heads) if isinstance(mode, str) else [mode]
     if not listed or not all(isinstance(mode, DecodingMode) for mode in listed):
         raise LossyValueError(f"`modes` has to be a text or a list of modes, but is {brief(modes)}")
+    if (temperature, top_p) != (None, 1) and any(isinstance(mode, DecodingMode) for mode in modes):
+        raise LossyValueError(
+            "`temperature` and `top_p` are for modes that are texts; give a `DecodingMode` its own, "
+            "`DecodingMode(…, temperature=…)`"
+        )
     asked = tasks.load(task) if isinstance(task, str) else task
     if not isinstance(asked, Task):
         raise LossyValueError(

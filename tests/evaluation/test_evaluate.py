@@ -296,6 +296,7 @@ def test_modes_may_be_a_list_of_texts(pair):
 @pytest.mark.parametrize(("given", "said"), [
     ({"modes": [3]}, r"`modes` has to be a text or a list of modes, but is \[3\]"),
     ({"modes": []}, r"`modes` has to be a text or a list of modes, but is \[\]"),
+    ({"modes": ["plain", DecodingMode("own", "lossless")], "temperature": 0.5}, "`temperature` and `top_p` are for"),
     ({"gamma": 0, "modes": "plain,stock"}, "`modes` has 'stock', but only 'lossless@0' runs without drafts"),
     ({"gamma": 0, "modes": "plain,topk"}, "`modes` has 'topk', but only 'lossless@0' runs without drafts"),
     ({"top_p": 0.5}, r"`top_p` is 0\.5, but without a `temperature` nothing is drawn"),
