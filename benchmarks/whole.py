@@ -22,9 +22,9 @@ MODES = {  # by configuration: its modes, the reference first
     WHOLE: ("lossless@32", "judge@32:threshold=0.263591", "typical@32", "everything@32"),
     PROGRAMS: ("lossless@32", "min_p@32", "judge@32:threshold=0.129306", "typical@32"),
 }
-ON_DISK = {  # by configuration: its texts, whole answers to the same problems, and its modes, the reference first
-    "gsm8k-on-disk": ("GSM8K", WHOLE, ("lossless@20", "typical@32")),
-    "humaneval-on-disk": ("programs", PROGRAMS, ("lossless@32", "judge@32:threshold=0.129306", "typical@32")),
+ON_DISK = {  # by configuration: its texts, and its modes, the reference first
+    "gsm8k-on-disk": ("GSM8K", ("lossless@20", "typical@32")),
+    "humaneval-on-disk": ("programs", ("lossless@32", "judge@32:threshold=0.129306", "typical@32")),
 }
 COSTS = (0.1, COST, 0.02, 0.01)
 """Of a drafted token in the table, as shares of a call of the target."""
@@ -155,7 +155,7 @@ def share(answers: Sequence[Row]) -> float:
 def on_disk() -> str:
     """Return what answers took with the target on disk, beside what labels and drafts of other lengths predict."""
     lines = []
-    for configuration, (title, _, modes) in ON_DISK.items():
+    for configuration, (title, modes) in ON_DISK.items():
         cost, base = share(rows(configuration)), None
         cells = [f"{title}, c = {cost:.3f}"]
         for mode in modes:
@@ -186,7 +186,7 @@ def draw_on_disk(path: Path) -> None:
 
     figure = Figure(figsize=(10, 3.5), layout="constrained")
     panels = figure.subplots(1, len(ON_DISK))
-    for axes, (configuration, (title, _, modes)) in zip(panels, ON_DISK.items(), strict=True):
+    for axes, (configuration, (title, modes)) in zip(panels, ON_DISK.items(), strict=True):
         for i, mode in enumerate(modes):
             own = answers_of(configuration, mode).values()
             axes.plot([x["id"] for x in own], [x["seconds"] for x in own], color=f"C{i}", linewidth=0.6)
