@@ -79,12 +79,6 @@ class Written:
     def scores(self) -> np.ndarray:
         return np.array([x["score"] for x in self.answers])
 
-    def to_same(self, other: Written) -> Written:
-        """Return the answers to the problems that another mode has answered, too."""
-        ids = {x["id"] for x in other.answers}
-        same = [x for x in self.answers if x["id"] in ids]
-        return self if len(same) == len(self.answers) else Written(same)
-
     def beside(self, other: Written, cost: float) -> tuple[Interval, Interval]:
         """Return the times of an answer and of a right one beside another mode's, each with its best drafts."""
         (_, own), (_, base) = (x.best(cost) for x in (self, other))
@@ -97,16 +91,16 @@ def multiples(*columns: np.ndarray) -> tuple[Interval, Interval]:
     return interval(both[:, [0, 2]], ratio, log=True), interval(both, right_price, log=True)
 
 
-def beside_lossless(configuration: str = WHOLE) -> dict[str, tuple[Written, Written]]:
-    """Return, by mode, its answers and the reference's to the same problems."""
-    base, *others = (Written.of(configuration, mode) for mode in MODES[configuration])
-    return dict(zip(MODES[configuration][1:], [(own, base.to_same(own)) for own in others], strict=True))
+def beside_lossless(configuration: str = WHOLE) -> tuple[Written, dict[str, Written]]:
+    """Return the reference's answers with long drafts, and those of the other modes by name."""
+    written = {mode: Written.of(configuration, mode) for mode in MODES[configuration]}
+    return written.pop(MODES[configuration][0]), written
 
 
 def table(configuration: str = WHOLE) -> str:
     """Return what rules cost and gain in whole answers, by the cost of a drafted token."""
-    lines = []
-    for mode, (own, base) in beside_lossless(configuration).items():
+    (base, modes), lines = beside_lossless(configuration), []
+    for mode, own in modes.items():
         cells = [f"`{mode}`", len(own.answers), signed(points(own.scores, base.scores))]
         for cost in COSTS:
             drafts = ", ".join(x.best(cost)[0] for x in (own, base))
@@ -119,7 +113,8 @@ def first() -> str:
     """Return README's table: what a right answer takes by the cost of a drafted token, and how many are lost."""
     lines = []
     for configuration, texts in ((WHOLE, "problems"), (PROGRAMS, "programs")):
-        for mode, (own, base) in beside_lossless(configuration).items():
+        base, modes = beside_lossless(configuration)
+        for mode, own in modes.items():
             if mode.startswith("everything"):  # which no user asks for
                 continue
             at = [times(own.beside(base, cost)[1]) for cost in COSTS]
@@ -132,8 +127,8 @@ def draw(path: Path, configuration: str = WHOLE) -> None:
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(10, 4.5), layout="constrained")
-    modes = beside_lossless(configuration)
-    curves = {x: np.array([own.beside(base, c) for c in DRAWN]) for x, (own, base) in modes.items()}
+    base, modes = beside_lossless(configuration)
+    curves = {x: np.array([own.beside(base, c) for c in DRAWN]) for x, own in modes.items()}
     for i, axes in enumerate(figure.subplots(1, 2, sharey=True)):
         draw_curves(axes, {name: values[:, i] for name, values in curves.items()})
         axes.set_title(f"the time of {('an answer', 'a right answer')[i]}")
