@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from importlib import metadata
+from itertools import chain
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -193,9 +194,11 @@ def _default_fields() -> dict[str, Any]:
 
 def decodes_elsewhere(model: GenerationMixin) -> bool:
     """Tell whether the model's own ``generate()`` never calls transformers' one for this model."""
+    if not replaces(model, "generate"):
+        return False
     kinds = type(model).__mro__[: type(model).__mro__.index(GenerationMixin)]
     functions = [f for kind in kinds for f in vars(kind).values() if inspect.isfunction(f)]
-    return any("generate" in vars(kind) for kind in kinds) and not any(map(_calls_inherited_generate, functions))
+    return not any(map(_calls_inherited_generate, functions))
 
 
 def generating_parts(model: GenerationMixin) -> list[str]:
@@ -214,14 +217,16 @@ def replaces_decoding(model: PreTrainedModel) -> bool:
     supported = getattr(model, "_supported_generation_modes", None)
     if supported is not None and GenerationMode.ASSISTED_GENERATION not in supported:
         return True
-    for name in DECODING_METHODS:
-        # Other threads may replace the methods meanwhile, but never move them to another class.
-        for kind in type(model).__mro__:
-            if name in vars(kind):
-                if kind not in GenerationMixin.__mro__:
-                    return True
-                break
-    return False
+    return replaces(model, *DECODING_METHODS)
+
+
+def replaces(model: GenerationMixin, *names: str) -> bool:
+    """Tell whether a model's class has methods of its own in place of `GenerationMixin`'s.
+
+    Other threads may wrap the mixin's methods meanwhile, so these are not compared.
+    """
+    kinds = type(model).__mro__[: type(model).__mro__.index(GenerationMixin)]
+    return not {*names}.isdisjoint(chain.from_iterable(map(vars, kinds)))
 
 
 def forward_accepts(model: PreTrainedModel, name: str) -> bool:

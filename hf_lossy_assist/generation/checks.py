@@ -154,11 +154,12 @@ def _check_tokens(kind: Kind, call: Prepared) -> None:
 def check_processors(user: str, processors: LogitsProcessorList) -> None:
     """Refuse the processor whose cache a second call for one prefix corrupts; it is too large to be copied."""
     kind = UnbatchedClassifierFreeGuidanceLogitsProcessor
-    if any(isinstance(processor, kind) for processor in processors):
-        raise LossyUnsupportedError(
-            f"{user} can't be used with {kind.__name__}, the processor of `guidance_scale`, which keeps a state from "
-            "token to token; leave it out"
-        )
+    for processor in processors:
+        if isinstance(processor, kind):
+            raise LossyUnsupportedError(
+                f"{user} can't be used with {kind.__name__}, the processor of `guidance_scale`, which keeps a state "
+                "from token to token; leave it out"
+            )
 
 
 def _check_tree(config: LossyConfig, draft: nn.Module, call: Prepared) -> None:

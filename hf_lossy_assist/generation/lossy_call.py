@@ -13,10 +13,18 @@ from typing import Any
 
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
-from transformers import GenerationConfig, GenerationMixin, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
+from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
 
 from ..compat.caches import attention_windows, cache_of, ready_for_rollback
-from ..compat.models import RowAdapters, device_of, obstacle_in_adapter, replaces_decoding, shared_seed, unwrap
+from ..compat.models import (
+    RowAdapters,
+    device_of,
+    obstacle_in_adapter,
+    replaces,
+    replaces_decoding,
+    shared_seed,
+    unwrap,
+)
 from ..compat.multimodal import ENCODED, PreparedInputs, other_inputs, prepared_inputs
 from ..compat.positions import FrequencySwitch, frequency_switch, learned_positions, positions_ahead
 from ..compat.processors import observe, without_observers
@@ -234,7 +242,7 @@ class LossyCall:
             return None
         draft = unwrap(own[0])
         others = other_inputs(draft, self.keywords)
-        if not others and type(draft).generate is GenerationMixin.generate:  # else a model inside may read the text
+        if not others and not replaces(draft, "generate"):  # else a model inside may read the text
             return None
         return prepared_inputs(draft, call.ids, call.mask, others, copies=call.config.num_return_sequences or 1)
 
