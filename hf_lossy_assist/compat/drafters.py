@@ -40,6 +40,14 @@ def drafts_from_target_states(assistant: PreTrainedModel | None) -> bool:
     return type(assistant).__name__.startswith(("Gemma4Assistant", "Gemma4UnifiedAssistant"))
 
 
+def obstacle_to_shared_keys(target: PreTrainedModel, assistant: PreTrainedModel) -> str | None:
+    """Say why an assistant can't read a target's keys; None where it can."""
+    width, own = assistant.config.backbone_hidden_size, target.config.get_text_config(decoder=True).hidden_size
+    if not type(target).__name__.startswith(("Gemma4", "Gemma3n")):
+        return f"which reads the keys of Gemma 4, but the target is a {type(target).__name__}"
+    return None if width == own else f"which reads states of {width} units, but the target's have {own}"
+
+
 @contextmanager
 def intercepted_drafter(model: PreTrainedModel, intercept: Callable[..., CandidateGenerator]) -> Iterator[None]:
     """Inside the block, call ``intercept(build, **kwargs)`` whenever assisted generation needs a drafter.

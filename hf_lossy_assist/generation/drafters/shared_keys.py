@@ -13,7 +13,7 @@ from torch.nn.functional import pad
 from transformers import PreTrainedModel
 from transformers.modeling_outputs import CausalLMOutput
 
-from ...compat.drafters import drafts_from_target_states
+from ...compat.drafters import drafts_from_target_states, obstacle_to_shared_keys
 from ...compat.models import SLIDING, device_of
 from ...core.messages import Commit
 from ...core.texts import GrowingTensor, RowShift, ones
@@ -149,15 +149,10 @@ class SharedKeys(Kind):
         return cls(asked) if drafts_from_target_states(asked.alone) else None
 
     def check(self) -> None:
-        target, assistant, obstacle = self.asked.target, self.model, None
-        width, own = assistant.config.backbone_hidden_size, target.config.get_text_config(decoder=True).hidden_size
-        if not type(target).__name__.startswith(("Gemma4", "Gemma3n")):
-            obstacle = f"reads the keys of Gemma 4, but the target is a {type(target).__name__}"
-        elif width != own:
-            obstacle = f"reads states of {width} units, but the target's have {own}"
-        if obstacle is not None:
+        target, assistant = self.asked.target, self.model
+        if (obstacle := obstacle_to_shared_keys(target, assistant)) is not None:
             raise LossyUnsupportedError(
-                f"`assistant_model` is a {type(assistant).__name__}, which {obstacle}; pass a draft model"
+                f"`assistant_model` is a {type(assistant).__name__}, {obstacle}; pass a draft model"
             )
         check_vocabularies(target, assistant)
 
