@@ -248,8 +248,8 @@ def _judge_tokens(
         keep = torch.where(strict, v.lossless, keep)
         credits = {rule: mask & ~strict for rule, mask in credits.items()}
         credits["lossless"] = credits.get("lossless", torch.zeros_like(strict)) | (v.lossless & strict)
-    if v.drafted is not None:
-        keep = keep & v.drafted
+    if v.shape.drafted is not None:
+        keep = keep & v.shape.drafted
     return keep, credits, strict
 
 

@@ -55,4 +55,4 @@ class BlockLossless(Acceptor):
         rest = (early[..., None] * v.p[:, 1:-1]).sub_(v.q[:, 1:]).clamp_(min=0).sum(-1)
         # In this order: 1 + rest may round to 1.
         h = rest / (rest + (1 - early)).clamp(min=torch.finfo(rest.dtype).tiny)
-        return torch.where(v.to_the_end == 1, self.stays, pad(h, (0, 1)))
+        return torch.where(v.shape.to_the_end == 1, self.stays, pad(h, (0, 1)))

@@ -67,7 +67,7 @@ class Fly(Acceptor):
         said = self.quantities(v)
         unsure = said["entropy"] >= said["threshold"]
         match = v.lossless & v.allowed
-        return match | (unsure & v.followed(match, self.window - 1) & v.allowed)
+        return match | (unsure & v.shape.followed(match, self.window - 1) & v.allowed)
 
     def check_mode(self, do_sample: bool, longest: int | None = None) -> str | None:
         if longest is None or longest >= self.window:

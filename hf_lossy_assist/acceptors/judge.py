@@ -79,8 +79,8 @@ class Judge(HeadRule):
         """Return ``(B, n)`` P(important); NaN for a missing state."""
         states = {}
         if v.hidden is not None:
-            states |= {"target_previous": v.states_before, "target_draft": v.states_after}
+            states |= {"target_previous": v.shape.at_tokens(v.hidden), "target_draft": v.hidden[:, 1:]}
         if v.draft_hidden is not None:
-            states |= {"draft_previous": v.draft_hidden, "draft_draft": v.draft_states_after}
+            states |= {"draft_previous": v.draft_hidden, "draft_draft": v.shape.next_drafted(v.draft_hidden)}
         parts = [states[name].to(self.head.weight.device).float() for name in self.head.config.columns]
         return self.head.probability(torch.cat(parts, dim=-1)).to(v.tokens.device)

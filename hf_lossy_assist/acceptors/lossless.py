@@ -72,4 +72,4 @@ class Lossless(Acceptor):
         if v.do_sample:
             return v.lossless & v.allowed
         # The target's argmax is forbidden only if every token is.
-        return v.lossless if v.drafted is None else v.lossless & v.drafted
+        return v.lossless if v.shape.drafted is None else v.lossless & v.shape.drafted

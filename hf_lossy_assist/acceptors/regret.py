@@ -55,14 +55,13 @@ class Regret(Acceptor):
     relaxes = "greedy"
 
     def keep(self, v: Verification) -> Tensor:
-        charge = self.charge(v)
+        shape, charge = v.shape, self.charge(v)
         if charge is None or 0 in (self.total_regret, self.local_regret):  # a tie is a mismatch without regret
             return v.lossless & v.allowed
-        affordable = v.spent + v.so_far(charge) <= self.total_regret
-        few = v.so_far((~v.lossless).long()) <= self.mismatches
-        return (
-            v.lossless | (affordable & few & (charge <= self.local_regret * v.to_the_end.to(charge.dtype)))
-        ) & v.allowed
+        affordable = v.spent + shape.so_far(charge) <= self.total_regret
+        few = shape.so_far((~v.lossless).long()) <= self.mismatches
+        cheap = charge <= self.local_regret * shape.to_the_end.to(charge.dtype)
+        return (v.lossless | (affordable & few & cheap)) & v.allowed
 
     def charge(self, v: Verification) -> Tensor | None:
         if v.do_sample:
@@ -73,4 +72,4 @@ class Regret(Acceptor):
         charge = self.charge(v)
         if charge is None:
             return super().quantities(v)
-        return {"regret": charge, "regret so far": v.spent + v.so_far(charge)}
+        return {"regret": charge, "regret so far": v.spent + v.shape.so_far(charge)}

@@ -194,21 +194,6 @@ class Verification:
         """``(B, n)`` p(x) / q(x)."""
         return self.p_untried / self.q_x.clamp(min=1e-10)
 
-    @property
-    def states_before(self) -> Tensor | None:
-        """``(B, n, d)`` the target's states that predicted the drafted tokens, or None."""
-        return None if self.hidden is None else self.shape.at_tokens(self.hidden)
-
-    @property
-    def states_after(self) -> Tensor | None:
-        """``(B, n, d)`` the target's states that have read the drafted tokens, or None."""
-        return None if self.hidden is None else self.hidden[:, 1:]
-
-    @property
-    def draft_states_after(self) -> Tensor:
-        """``(B, n, d)`` the draft model's states that have read the drafted tokens; NaN for unread ones."""
-        return self.shape.next_drafted(self.draft_hidden)
-
     @cached_property
     def u(self) -> Tensor:
         """``(B, n)`` draws from U[0, 1): one per position, shared by all rules of a round."""
@@ -228,12 +213,7 @@ class Verification:
     def allowed(self) -> Tensor:
         """``(B, n)`` whether there is a drafted token and the user's processors allow it."""
         allowed = self.logit_x > -torch.inf
-        return allowed if self.drafted is None else allowed & self.drafted
-
-    @property
-    def drafted(self) -> Tensor | None:
-        """``(B, n)`` where a row was given a token, or None for everywhere."""
-        return self.shape.drafted
+        return allowed if self.shape.drafted is None else allowed & self.shape.drafted
 
     @cached_property
     def log_p(self) -> Tensor:
@@ -248,19 +228,6 @@ class Verification:
         if isinstance(self.charged, Tensor):
             return self.charged.to(self.tokens.device, torch.float32)[:, None]
         return to_device(self.charged, self.tokens.device, torch.float32)[:, None]
-
-    @property
-    def to_the_end(self) -> Tensor:
-        """``(B, n)`` or ``(1, n)`` the largest number of drafted tokens from each on, itself included."""
-        return self.shape.to_the_end
-
-    def so_far(self, values: Tensor) -> Tensor:
-        """Return the sums ``(B, n)`` of ``values`` over the drafted tokens up to each, itself included."""
-        return self.shape.so_far(values)
-
-    def followed(self, match: Tensor, count: int) -> Tensor:
-        """Return ``(B, n)`` whether ``count`` drafted tokens follow each and ``match`` ``(B, n)``."""
-        return self.shape.followed(match, count)
 
     @cached_property
     def lossless(self) -> Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from hf_lossy_assist.core.messages import Verification
+from hf_lossy_assist.core.shapes import Chain
 from tests.trees import chain, children_of, path_to, random_tokens, random_tree, verification
 
 VOCABULARY = 12
@@ -29,8 +29,7 @@ def test_a_node_is_judged_by_the_law_at_its_parent(generator):
             assert v.logits[row, node].equal(logits[row, parent])
             assert v.logit_x[row, node] == logits[row, parent, x]
             assert v.best[row, node] == logits[row, parent].argmax()
-            assert v.states_before[row, node].equal(hidden[row, parent])
-            assert v.states_after[row, node].equal(hidden[row, node + 1])
+            assert v.shape.at_tokens(hidden)[row, node].equal(hidden[row, parent])
             torch.testing.assert_close(v.p_x[row, node], p[row, parent, x])
             path = path_to(tree, row, node)
             log_p = sum(p[row, int(tree.parents[row, i]) + 1, tokens[row, i]].log() for i in path)
@@ -51,12 +50,10 @@ def test_a_node_is_judged_by_the_law_at_its_parent(generator):
 def test_what_follows_a_node_is_one_path_of_matches(generator, count: int):
     tree = random_tree(3, 14, generator, depth=5)
     match = torch.rand(3, 14, generator=generator) < 0.7
-    v = verification(tree, random_tokens(tree, 20, generator), torch.zeros(3, 15, 20))
 
     def followed(row: int, node: int, left: int) -> bool:
         return left == 0 or any(match[row, i] and followed(row, i, left - 1) for i in children_of(tree, row, node))
 
     expected = [[followed(row, node, count) for node in range(14)] for row in range(3)]
-    assert v.followed(match, count).tolist() == expected
-    alone = Verification(v.tokens, v.logits).followed(match, count)
-    assert verification(chain(3, 14), v.tokens, torch.zeros(3, 15, 20)).followed(match, count).equal(alone)
+    assert tree.followed(match, count).tolist() == expected
+    assert chain(3, 14).followed(match, count).equal(Chain(14, match.device).followed(match, count))

@@ -162,7 +162,7 @@ def test_the_target_answers_about_one_token_of_each_row(columns: tuple[int, ...]
     )  # fmt: skip
     one = one_of_each(whole, torch.tensor(columns))
     assert len(one) == 1
-    assert one.drafted is None
+    assert one.shape.drafted is None
     for row, at in enumerate(columns):
         for name in ("tokens", "draft_logits", "centroid_logits"):
             assert getattr(one, name)[row, 0].equal(getattr(whole, name)[row, at])
