@@ -28,6 +28,11 @@ def _first(name: str) -> property:
     return property(lambda self: next(filter(None, (getattr(rule, name) for rule in self.rules)), None))
 
 
+def _of_base(name: str) -> property:
+    """Return a property that holds where there is a base for which it holds."""
+    return property(lambda self: self.base is not None and getattr(self.base, name))
+
+
 @dataclass(frozen=True)
 class _Composed(Acceptor):
     rules: tuple[Acceptor, ...]
@@ -149,6 +154,8 @@ class HeadRule(Acceptor):
     base: Acceptor | None = field(default_factory=Lossless, kw_only=True, metadata={"internal": True})
 
     lossless_when_sampling = True
+    adds_lossless, corrects_greedily = _of_base("adds_lossless"), _of_base("corrects_greedily")
+    has_budget = _of_base("has_budget")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -162,18 +169,6 @@ class HeadRule(Acceptor):
     @property
     def lacks_base(self) -> bool:
         return self.base is None
-
-    @property
-    def adds_lossless(self) -> bool:
-        return self.base is not None and self.base.adds_lossless
-
-    @property
-    def corrects_greedily(self) -> bool:
-        return self.base is not None and self.base.corrects_greedily
-
-    @property
-    def has_budget(self) -> bool:
-        return self.base is not None and self.base.has_budget
 
     def without_base(self) -> Acceptor:
         return replace(self, base=None)

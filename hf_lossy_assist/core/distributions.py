@@ -94,9 +94,9 @@ def js_of(entropy_a: Tensor, entropy_b: Tensor, total: Tensor) -> Tensor:
     return (math.log(2) + (entropy(total) - entropy_a - entropy_b) / 2).clamp_(min=0)
 
 
-def js_divergence(a: Tensor, b: Tensor, entropy_b: Tensor | None = None) -> Tensor:
-    """Return ``JS(a ‖ b) = H((a+b)/2) - (H(a) + H(b))/2``, in [0, ln 2]; ``entropy_b`` saves computing H(b)."""
-    return js_of(entropy(a), entropy(b) if entropy_b is None else entropy_b, a + b)
+def js_divergence(a: Tensor, b: Tensor) -> Tensor:
+    """Return ``JS(a ‖ b) = H((a+b)/2) - (H(a) + H(b))/2``, in [0, ln 2]."""
+    return js_of(entropy(a), entropy(b), a + b)
 
 
 def kl_divergence(p: Tensor, q: Tensor) -> Tensor:

@@ -17,18 +17,12 @@ class RowRecorder:
     """Collects one row's statistics token by token, so that a text that is cut back can still be counted."""
 
     def __init__(self) -> None:
-        self.trace: list[str] = []
         self.records: list[TokenRecord] = []
         self.work = dict.fromkeys(WORK, 0)
         self._rules: dict[str, int] = {}
-        # Per round: where its tokens begin in the trace, how many drafted ones stay, and how many were drafted.
+        # Per round: where its tokens begin among the records, how many drafted ones stay, and how many were drafted.
         self._rounds: list[tuple[int, int, int]] = []
         self._ended: tuple[float, Mapping[str, float]] | None = None
-
-    @property
-    def rounds(self) -> int:
-        """Rounds that gave the output at least one token."""
-        return sum(start < len(self.trace) for start, _, _ in self._rounds)
 
     def add(self, decision: RowDecision, committed: int) -> int:
         """Count a round that gave the output ``committed`` tokens (a stopping criterion may cut a round short).
@@ -46,51 +40,48 @@ class RowRecorder:
                     rules[i] = rule
         if committed > kept:
             kinds.append("bonus" if decision.complete else "corrected")
-        start = len(self.trace)
-        self.record(decision.tokens[:committed], kinds, kinds, rules, decision.scores[:committed])
+        start = len(self.records)
+        self.record(decision.tokens[:committed], kinds, rules, decision.scores[:committed])
         self._rounds.append((start, kept, decision.drafted))
         return kept - sum(lossless)
 
     def record(
         self,
         tokens: Sequence[int],
-        kinds: Sequence[str],
         fates: Sequence[str],
         rules: Sequence[str | None],
         scores: Sequence[TokenScores],
     ) -> None:
-        """Add tokens of the output: their kinds in the trace, their fates, and the rules that they are credited to."""
-        self.trace += kinds
+        """Add tokens of the output: their fates, and the rules that they are credited to."""
         of_tokens = zip(tokens, fates, rules, scores or (None,) * len(tokens), strict=True)
         number = len(self._rounds)
         self.records += [TokenRecord(token, fate, number, rule, said) for token, fate, rule, said in of_tokens]
 
     def cut(self, length: int) -> None:
         """Remove all but the first ``length`` tokens."""
-        del self.trace[length:], self.records[length:]
+        del self.records[length:]
 
     def end(self, seconds: Mapping[str, float]) -> None:
         """Note that the text has ended, and the time of the call's stages until then."""
         self._ended = time.perf_counter(), dict(seconds)
 
     def finish(self, lossless: bool, started: float) -> LossyStats:
-        length, count = len(self.trace), self.trace.count
+        length, count = len(self.records), Counter(record.kind for record in self.records)
         reached = [x for x in self._rounds if x[0] < length]  # others were cut off whole
         credits = Counter(record.rule for record in self.records if record.rule is not None)
         at, seconds = self._ended or (time.perf_counter(), {})
         return LossyStats(
             rounds=len(reached),
             drafted=sum(drafted for *_, drafted in reached),
-            accepted=count("accepted") + count("accepted_lossy"),
-            accepted_lossy=count("accepted_lossy"),
-            corrected=count("corrected"),
-            bonus=count("bonus"),
+            accepted=count["accepted"] + count["accepted_lossy"],
+            accepted_lossy=count["accepted_lossy"],
+            corrected=count["corrected"],
+            bonus=count["bonus"],
             **self.work,
             accepted_histogram=histogram([min(kept, length - start) for start, kept, _ in reached]),
             accepted_by=self._rules | credits,
             seconds={"total": at - started, **seconds},
             lossless=lossless,
-            trace=tuple(self.trace),
             records=tuple(self.records),
         )
 

@@ -38,6 +38,11 @@ class TokenRecord:
     rule: str | None = None  # the rule that a kept token is credited to
     scores: TokenScores | None = None  # recorded under `lossy_config={"inspect": True}`
 
+    @property
+    def kind(self) -> str:
+        """As in `LossyStats.trace`, where unverified tokens are lossily accepted ones."""
+        return "accepted_lossy" if self.fate == "unverified" else self.fate
+
 
 @dataclass(frozen=True, repr=False)
 class LossyStats:
@@ -78,8 +83,6 @@ class LossyStats:
         Tokens in each model's forward passes, padding included.
     looked_up
         Drafted tokens that were looked up in the text, where a model drafts otherwise.
-    trace
-        For every output token: ``"accepted"``, ``"accepted_lossy"``, ``"corrected"`` or ``"bonus"``; row after row.
     records
         A :class:`~hf_lossy_assist.core.statistics.TokenRecord` for every output token; row after row.
     rows
@@ -103,9 +106,13 @@ class LossyStats:
     target_tokens: int = 0
     draft_tokens: int = 0
     looked_up: int = 0
-    trace: tuple[str, ...] = ()
     records: tuple[TokenRecord, ...] = ()
     rows: tuple[LossyStats, ...] = ()
+
+    @property
+    def trace(self) -> tuple[str, ...]:
+        """``"accepted"``, ``"accepted_lossy"``, ``"corrected"`` or ``"bonus"`` for each output token, row after row."""
+        return tuple(record.kind for record in self.records)
 
     @property
     def mean_accepted(self) -> float:
@@ -145,8 +152,7 @@ class LossyStats:
     @property
     def accepted_lossy_by(self) -> dict[str, int]:
         """The tokens of ``accepted_lossy`` by the rule that kept them; empty without ``records``."""
-        kept = zip(self.trace, self.records, strict=False)
-        counts = Counter(record.rule for kind, record in kept if kind == "accepted_lossy")
+        counts = Counter(record.rule for record in self.records if record.kind == "accepted_lossy")
         return {rule: counts[rule] for rule in self.accepted_by if rule != "lossless" and self.records}
 
     @property
@@ -161,9 +167,7 @@ class LossyStats:
 
     def to_dict(self, rows: bool = False) -> dict[str, Any]:
         """Return all counts and derived figures as plain JSON values; with ``rows``, those of every row as well."""
-        values = {
-            x.name: _plain(getattr(self, x.name)) for x in fields(self) if x.name not in ("trace", "records", "rows")
-        }
+        values = {x.name: _plain(getattr(self, x.name)) for x in fields(self) if x.name not in ("records", "rows")}
         values = {"tokens": self.tokens, **values, **{name: getattr(self, name) for name in _DERIVED}}
         return values | ({"rows": [row.to_dict() for row in self.rows]} if rows else {})
 
@@ -325,7 +329,6 @@ def joined(calls: Sequence[LossyStats]) -> LossyStats:
         accepted_histogram=_summed(call.accepted_histogram for call in calls),
         run_histogram=_summed(call.run_histogram for call in calls),
         accepted_by=_added(call.accepted_by for call in calls),
-        trace=tuple(kind for call in calls for kind in call.trace),
         records=tuple(record for call in calls for record in call.records),
         seconds=_added(call.seconds for call in calls),
         lossless=all(call.lossless for call in calls),

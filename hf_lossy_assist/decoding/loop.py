@@ -130,10 +130,10 @@ class Decoding:
         ended, lengths = [], []
         for row, count in zip(rows, counts, strict=True):
             own, generated = self.stats.rows[row], progress.generated[row]
-            if generated < len(own.trace):  # a criterion has cut the text back
+            if generated < len(own.records):  # a criterion has cut the text back
                 own.cut(generated)
             if progress.streamer is not None:
-                progress.show_statuses(own.trace[len(own.trace) - count :])
+                progress.show_statuses([record.kind for record in own.records[len(own.records) - count :]])
             if progress.ended[row]:
                 self.stats.end(row)
             ended.append(progress.ended[row])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -35,11 +35,6 @@ class GenerateLossyOutput(GenerateDecoderOnlyOutput):
 
     lossy_stats: LossyStats | None = None
 
-    def with_stats(self, stats: LossyStats) -> Self:
-        """Set the statistics, and return the output."""
-        self.lossy_stats = stats
-        return self
-
 
 class GenerateLossyEncoderDecoderOutput(GenerateEncoderDecoderOutput):
     """``GenerateEncoderDecoderOutput`` with the run's statistics.
@@ -52,8 +47,6 @@ class GenerateLossyEncoderDecoderOutput(GenerateEncoderDecoderOutput):
     """
 
     lossy_stats = None
-
-    with_stats = GenerateLossyOutput.with_stats
 
 
 class OutputRecorder:
@@ -120,14 +113,16 @@ class OutputRecorder:
         both = {"sequences": sequences, "scores": scores, "logits": logits, CACHE: cache_of(carried)}
         if encoder is None:
             return GenerateLossyOutput(**both, hidden_states=states, attentions=weights, lossy_stats=stats)
-        return GenerateLossyEncoderDecoderOutput(
+        output = GenerateLossyEncoderDecoderOutput(
             **both,
             decoder_hidden_states=states,
             decoder_attentions=weights,
             cross_attentions=self._given("cross_attentions") if weights is not None else None,
             encoder_hidden_states=encoder.get("hidden_states") if states is not None else None,
             encoder_attentions=encoder.get("attentions") if weights is not None else None,
-        ).with_stats(stats)
+        )
+        output.lossy_stats = stats
+        return output
 
     def _given(self, name: str) -> tuple:
         rows = [row[name] for row in self.rows.values()]

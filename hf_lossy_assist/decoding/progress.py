@@ -59,10 +59,6 @@ Scores = Callable[[int], tuple[Tensor, ...] | None]
 _STATELESS = (StopStringCriteria, MaxTimeCriteria)
 
 
-def _no_scores(count: int) -> None:
-    return None
-
-
 class Progress:
     """How far the rows of a call have come; it cuts each at the first token after which a stopping criterion holds.
 
@@ -133,7 +129,7 @@ class Progress:
         longest = self.max_length - self.prompt
         return [min(most, longest - self.generated[row]) for row in rows]
 
-    def commit(self, rows: Sequence[int], tokens: Sequence[list[int]], scores: Scores = _no_scores) -> list[int]:
+    def commit(self, rows: Sequence[int], tokens: Sequence[list[int]], scores: Scores = lambda _: None) -> list[int]:
         """Let rows grow by tokens up to where they end; return by how many each has grown."""
         before = [self.generated[row] for row in rows]
         for row, new in zip(rows, tokens, strict=True):

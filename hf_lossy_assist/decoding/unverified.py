@@ -47,15 +47,15 @@ class RunRecorder(RowRecorder):
 
     def __init__(self) -> None:
         super().__init__()
-        self._runs: list[tuple[int, int]] = []  # where each begins in the trace, and how many tokens it has
+        self._runs: list[tuple[int, int]] = []  # where each begins among the records, and how many tokens it has
 
     def add_run(self, tokens: Sequence[int], rule: str, scores: Sequence[TokenScores | None]) -> None:
         count = len(tokens)
-        self._runs.append((len(self.trace), count))
-        self.record(tokens, ["accepted_lossy"] * count, ["unverified"] * count, [rule] * count, scores)
+        self._runs.append((len(self.records), count))
+        self.record(tokens, ["unverified"] * count, [rule] * count, scores)
 
     def finish(self, lossless: bool, started: float) -> LossyStats:
-        stats, length = super().finish(lossless, started), len(self.trace)
+        stats, length = super().finish(lossless, started), len(self.records)
         runs = [min(count, length - start) for start, count in self._runs if start < length]
         return replace(stats, drafted=stats.drafted + sum(runs), unverified=sum(runs), run_histogram=histogram(runs))
 
@@ -191,7 +191,7 @@ class UnverifiedDecoding(Decoding):
             ]
         for row, tokens, said in zip(self.texts.rows, run.committed, scores, strict=True):
             own = self.stats.rows[row]
-            count = max(0, min(len(tokens), progress.generated[row] - len(own.trace)))
+            count = max(0, min(len(tokens), progress.generated[row] - len(own.records)))
             own.add_run(tokens[:count], self.request.name, said[:count])
             progress.lossy[row] += count
 

@@ -29,7 +29,6 @@ ROW = LossyStats(
     accepted_by={"topk": 10},
     seconds={"total": 2.0, "drafting": 1.0},
     lossless=False,
-    trace=("accepted",) * 7 + ("accepted_lossy",) * 3 + ("corrected",) * 3 + ("bonus",),
 )
 """Of a run, from which tests work out what follows."""
 OTHER = replace(ROW, rounds=1, seconds={"total": 1.0, "deciding": 0.5}, accepted_by={"typical": 2})
@@ -45,7 +44,8 @@ def test_what_follows_from_the_counts():
 
 
 def test_a_summary_and_a_page_have_the_same_figures():
-    records = [TokenRecord(7, kind, 0, "<rule>") for kind in ROW.trace]
+    fates = ["accepted"] * 7 + ["accepted_lossy"] * 3 + ["corrected"] * 3 + ["bonus"]
+    records = [TokenRecord(7, fate, 0, "<rule>") for fate in fates]
     stats = replace(ROW, records=tuple(records), accepted_by={"<rule>": 10})
     lines, page = stats.summary().splitlines(), stats._repr_html_()
     assert lines[0] == "Statistics (lossy)"
@@ -104,13 +104,13 @@ def test_printed_tokens_add_up(mode, config, do_sample):
     assert bool(by_rule) is (mode != "lossless")
 
 
-def test_a_dictionary_holds_all_but_the_trace_and_is_json():
+def test_a_dictionary_holds_all_but_the_tokens_and_is_json():
     stats = replace(ROW, rows=(ROW,))
     values = stats.to_dict()
     assert json.loads(json.dumps(values)) == values
     assert values["tokens_per_second"] == 7.0
     assert values["accepted_histogram"] == [1, 0, 2, 1]
-    assert not {"trace", "rows"} & values.keys()
+    assert not {"records", "rows"} & values.keys()
     assert stats.to_dict(rows=True)["rows"] == [ROW.to_dict()]
 
 

@@ -61,7 +61,7 @@ def test_a_page_asks_for_nothing_from_elsewhere():
 
 
 def test_a_dictionary_holds_what_was_recorded_and_is_json():
-    stats = LossyStats(rounds=1, accepted=1, corrected=1, trace=("accepted", "corrected"))
+    stats = LossyStats(rounds=1, accepted=1, corrected=1)
     text = InspectedText("a", [*records(1), TokenRecord(0, "corrected", 0, None, JUDGED)], stats.brief())
     values = InspectionPage([text], Words(), "Say").to_dict()
     assert json.loads(json.dumps(values)) == values
