@@ -7,12 +7,11 @@ import json
 import zlib
 from functools import lru_cache
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, ClassVar, Self, TypeVar
 
 import numpy as np
 import torch
-from huggingface_hub import HfApi, ModelHubMixin
+from huggingface_hub import ModelHubMixin
 from numpy.typing import ArrayLike
 from torch import Tensor, nn
 
@@ -29,21 +28,15 @@ def fold(mean: ArrayLike | None, scale: ArrayLike | None, weight: ArrayLike, bia
     """Return ``w = weight / scale`` ``(d,)`` and ``b = bias - w · mean`` ``()`` in float32, computed in float64.
 
     ``w · h + b`` equals ``weight · (h - mean) / scale + bias``. Arguments are in scikit-learn's shapes: ``mean`` and
-    ``scale`` ``(d,)``, or None for 0 and 1; ``weight`` ``(d,)`` or ``(1, d)``, ``bias`` ``()`` or ``(1,)``. Arrays of
-    other shapes are refused; a scale of 0 gives NaN.
+    ``scale`` ``(d,)``, or None for 0 and 1; ``weight`` ``(d,)`` or ``(1, d)``, ``bias`` ``()`` or ``(1,)``. A scale of
+    0 gives NaN.
     """
-
-    try:
-        slope, offset = (np.asarray(x, dtype=np.float64) for x in (weight, bias))
-        center = np.zeros(slope.shape[-1]) if mean is None else np.asarray(mean, dtype=np.float64)
-        spread = np.ones(slope.shape[-1]) if scale is None else np.asarray(scale, dtype=np.float64)
-        folded = torch.tensor(slope.reshape(spread.shape) / np.where(spread == 0, np.nan, spread))
-        moved = torch.tensor(offset).reshape(()) - folded @ torch.tensor(center)
-    except (IndexError, OverflowError, RuntimeError, TypeError, ValueError) as error:
-        raise LossyValueError(
-            f"`weight` has to be (d,) or (1, d) numbers, `mean` and `scale` (d,), and `bias` one: {error}"
-        ) from error
-    return folded.float(), moved.float()
+    slope, offset = (np.asarray(x, dtype=np.float64) for x in (weight, bias))
+    center = np.zeros(slope.shape[-1]) if mean is None else np.asarray(mean, dtype=np.float64)
+    spread = np.ones(slope.shape[-1]) if scale is None else np.asarray(scale, dtype=np.float64)
+    folded = slope.reshape(spread.shape) / np.where(spread == 0, np.nan, spread)
+    moved = offset.reshape(()) - folded @ center
+    return torch.tensor(folded).float(), torch.tensor(moved).float()
 
 
 class Head(nn.Module, ModelHubMixin, library_name=LIBRARY):
@@ -71,8 +64,8 @@ class Head(nn.Module, ModelHubMixin, library_name=LIBRARY):
             tensor = tensor.expand(shape) if value is None else tensor
             if tuple(tensor.shape) != shape:
                 raise LossyValueError(
-                    f"`{name}` of a {config.kind} head for these models has to have the shape {shape}, but has "
-                    f"{tuple(tensor.shape)}"
+                    f"`{name}` of a {config.kind} head that reads {config.columns} of these models has to have the "
+                    f"shape {shape}, but has {tuple(tensor.shape)}"
                 )
             self.register_parameter(name, nn.Parameter(tensor.detach().clone(), requires_grad=False))
 
@@ -135,44 +128,14 @@ class Head(nn.Module, ModelHubMixin, library_name=LIBRARY):
         config = kind.config_class.from_dict(values, str(folder / CONFIG))
         return kind(config, **repository.read_weights(folder, kind._shapes(config), values.get("weights_sha256")))
 
-    def push_to_hub(
-        self,
-        repo_id: str,
-        *,
-        private: bool | None = None,
-        branch: str | None = None,
-        token: str | bool | None = None,
-        create_pr: bool = False,
-    ) -> str:
-        """Commit configuration, weights and card to the repository ``repo_id``, created if missing; return the address.
+    def save_pretrained(self, save_directory: str | Path, **options: Any) -> str | None:
+        """Write configuration, weights and model card into a folder, as ``ModelHubMixin``; refuse an untrained head.
 
-        The options are those of ``huggingface_hub``. ``hf upload`` sends a head's folder with its pictures.
-        """
-        api = HfApi(token=token)
-        with TemporaryDirectory() as folder:
-            self.save_pretrained(folder)
-            card = Path(folder, repository.CARD)
-            card.write_bytes(card.read_bytes().replace(repository.PLACEHOLDER_ID.encode(), repo_id.encode()))
-            with repository.hub_errors(repo_id, branch):
-                api.create_repo(repo_id, private=private, exist_ok=True)
-                commit = api.upload_folder(
-                    repo_id=repo_id, folder_path=folder, commit_message=f"Upload {self.config.kind} head",
-                    revision=branch, create_pr=create_pr,
-                )  # fmt: skip
-        return commit.pr_url or commit.commit_url
-
-    def save_pretrained(
-        self, save_directory: str | Path, *, repo_id: str | None = None, push_to_hub: bool = False, **options: Any
-    ) -> str | None:
-        """Write configuration, weights and model card into a folder; an untrained head is refused.
-
-        The card shows a ``roc.png`` in the folder. With ``push_to_hub``, the head is also published by
-        :meth:`push_to_hub`, under the folder's name by default.
+        The card shows a ``roc.png`` in the folder. With ``push_to_hub=True``, the head is also published.
         """
         if not (self.weight.isfinite().all() and self.bias.isfinite()):
             raise LossyValueError("`weight` and `bias` have to be finite; train the head before saving it")
-        super().save_pretrained(save_directory)
-        return self.push_to_hub(repo_id or Path(save_directory).name, **options) if push_to_hub else None
+        return super().save_pretrained(save_directory, **options)
 
     def _save_pretrained(self, save_directory: Path) -> None:
         digest = repository.write_weights(save_directory, {"weight": self.weight, "bias": self.bias})

@@ -14,7 +14,7 @@ from huggingface_hub import EvalResult, ModelCardData
 from ..errors import LossyValueError, brief
 from ..values import SIZE, Checked, Probability, Rule, Text, is_number, known_fields
 from .identity import ModelIdentity
-from .repository import PLACEHOLDER_ID, ROC
+from .repository import ROC
 
 LIBRARY = "hf_lossy_assist"
 
@@ -188,7 +188,6 @@ def render_card(config: HeadConfig, folder: Path) -> str:
         figures=config.figures.items(),
         thresholds=[asdict(row) for row in config.thresholds],
         roc=ROC if (folder / ROC).is_file() else None,
-        repo_id=PLACEHOLDER_ID,
         commands=_commands(config),
     )
 

@@ -146,7 +146,7 @@ class JudgeHead(Head):
         Raises
         ------
         LossyValueError
-            If an array is not finite or has another shape, or if d is not the width of the features.
+            If an array is not finite, or if d is not the width of the features.
 
         Examples
         --------
@@ -161,12 +161,6 @@ class JudgeHead(Head):
         owners = {role: ModelIdentity.of(x) if isinstance(x, nn.Module) else x for role, x in models.items()}
         config = cls.config_class(**owners, task=task, threshold=threshold, **fields)
         folded, offset = fold(mean, scale, weight, bias)
-        if len(folded) != config.width:
-            raise LossyValueError(
-                f"`weight` has to have {config.width} values, for {config.columns} with hidden sizes of "
-                f"{owners['target'].hidden_size} (target) and {owners['draft'].hidden_size} (draft), but has "
-                f"{len(folded)}; name the models, `models` and `positions` that it was trained for"
-            )
         if not (folded.isfinite().all() and offset.isfinite()):
             raise LossyValueError(
                 "`weight` and `bias` have to be finite in float32 once `mean` and `scale` are folded in; give constant "

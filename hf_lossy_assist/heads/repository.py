@@ -6,8 +6,7 @@ import hashlib
 import math
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,24 +21,11 @@ from ..values import from_json
 
 CONFIG, WEIGHTS, CARD, ROC = "config.json", "model.safetensors", "README.md", "roc.png"
 
-PLACEHOLDER_ID = "your-org/your-repository"
-"""The repository's id in a card, until it is published."""
-
 HUB_ID = r"\w[\w.-]*/\w[\w.-]*"
 HUB_REFERENCE = re.compile(rf"(?P<id>{HUB_ID})(@(?P<revision>.+))?")
 
 _MOST_CONFIG, _MOST_HEADER = 1 << 22, 1 << 16
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-
-
-@contextmanager
-def hub_errors(source: str | Path, revision: str | None = None) -> Iterator[None]:
-    """Turn errors of the Hub's client into ours, which name the ``source``."""
-    try:
-        yield
-    except (errors.HTTPError, OSError, ValueError) as error:
-        what = brief(str(source)) + (f" at revision {brief(revision)}" if revision else "")
-        raise LossyValueError(f"can't use {what}: {' '.join(str(error).split()) or repr(error)}") from error
 
 
 def existing_folder(source: str | Path) -> Path | None:
@@ -60,8 +46,11 @@ def local_files(source: str | Path, files: Sequence[str], *, revision: str | Non
     """
     if (folder := existing_folder(source)) is not None:
         return folder
-    with hub_errors(source, revision):
+    try:
         return Path(snapshot_download(str(source), revision=revision, allow_patterns=[*files], **download))
+    except (errors.HTTPError, OSError, ValueError) as error:
+        what = brief(str(source)) + (f" at revision {brief(revision)}" if revision else "")
+        raise LossyValueError(f"can't use {what}: {' '.join(str(error).split()) or repr(error)}") from error
 
 
 def read_config(folder: Path) -> Any:

@@ -13,7 +13,6 @@ from huggingface_hub import ModelCard
 
 from hf_lossy_assist import JudgeHead, pairs
 from hf_lossy_assist.heads import Head, ModelIdentity
-from hf_lossy_assist.heads.repository import PLACEHOLDER_ID
 
 
 def card_of(head: Head, folder: Path, **changes) -> ModelCard:
@@ -83,5 +82,5 @@ def test_the_example_in_the_card_runs(
     card = card_of(head, tmp_path)
     assert ("pair.task.examples" in snippet(card)) == (task == "arithmetic")
     names: dict = {}
-    exec(snippet(card).replace(PLACEHOLDER_ID, str(tmp_path)), names)
+    exec(snippet(card).replace("your-org/your-repository", str(tmp_path)), names)
     assert names["ids"].shape[1] > names["inputs"]["input_ids"].shape[1]

@@ -118,16 +118,9 @@ ONES = [1.0] * 24
 @pytest.mark.parametrize(
     ("argument", "changes"),
     [
-        ("weight", {"weight": [ONES, ONES]}),
-        ("weight", {"weight": 1.0}),
         ("weight", {"weight": ONES[:8]}),
         ("weight", {"weight": [torch.nan] * 24}),
-        ("weight", {"weight": [[1.0], [1.0, 2.0]]}),
         ("weight", {"models": "draft"}),
-        ("bias", {"bias": [0.0, 0.0]}),
-        ("bias", {"bias": "much"}),
-        ("mean", {"mean": [0.0]}),
-        ("mean", {"mean": [10**400] * 24}),
         ("scale", {"scale": [*ONES[:23], 0.0]}),
         ("scale", {"scale": [1e-300] * 24}),
         ("threshold", {"threshold": 2.0}),

@@ -39,20 +39,18 @@ def published(judge: JudgeHead, loopback_hub: LoopbackHub, tmp_path: Path) -> Lo
 def test_round_trip(kind: str, at_once: bool, signed_in: LoopbackHub, tmp_path: Path, request: pytest.FixtureRequest):
     head = request.getfixturevalue(kind)
     if at_once:
-        address = head.save_pretrained(tmp_path / "head", repo_id=ID, push_to_hub=True)
+        commit = head.save_pretrained(tmp_path / "head", repo_id=ID, push_to_hub=True)
     else:
-        address = head.push_to_hub(ID, private=True)
+        commit = head.push_to_hub(ID, private=True)
     assert signed_in.repositories[ID].private is not at_once
-    pushed = signed_in.repositories[ID].commits[address.rsplit("/", 1)[1]]
+    pushed = signed_in.repositories[ID].commits[commit.oid]
     assert {*pushed} == {"README.md", "config.json", "model.safetensors"}
     loaded = Head.from_pretrained(ID)
     assert type(loaded) is type(head)
     assert loaded.config == head.config
     assert torch.equal(loaded.weight, head.weight)
     assert torch.equal(loaded.bias, head.bias)
-    card = ModelCard.load(ID)
-    assert card.data.library_name == "hf_lossy_assist"
-    assert f'lossy_head="{ID}"' in card.text
+    assert ModelCard.load(ID).data.library_name == "hf_lossy_assist"
 
 
 def test_revision(judge: JudgeHead, signed_in: LoopbackHub):
@@ -167,15 +165,3 @@ def test_only_configuration_and_weights_are_fetched(published: LoopbackHub, tmp_
     with pytest.raises(LossyValueError, match=r"has no model\.safetensors"):
         JudgeHead.from_pretrained("org/pickled")
     assert {*published.downloads} == {"config.json", "model.safetensors"}
-
-
-def test_pushes_that_are_refused(judge: JudgeHead, signed_in: LoopbackHub, monkeypatch: pytest.MonkeyPatch):
-    with pytest.raises(LossyValueError, match="train the head"):
-        JudgeHead(judge.config).push_to_hub(ID)
-    assert not signed_in.requests
-    with pytest.raises(LossyValueError, match=r"'strangers/judge': .*You don't have the rights"):
-        judge.push_to_hub("strangers/judge")
-    monkeypatch.delenv("HF_TOKEN", raising=False)
-    with pytest.raises(LossyValueError, match=r"can't use 'org/judge': .*401"):
-        judge.push_to_hub(ID, token=False)
-    assert not signed_in.repositories
