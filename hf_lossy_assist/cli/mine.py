@@ -74,11 +74,7 @@ def mine(
         {"data": prompts.data, "named": prompts.task}, process,
     )  # fmt: skip
     counts = {"limit": limit, "batch_size": batch_size, "labels": labels, "processes": process.count}
-    try:
-        run(labelling, out, provenance=provenance(pair.draft.device, **counts))
-    except KeyboardInterrupt:
-        screen.print(f"stopped; repeat the command to continue from {out}", soft_wrap=True)
-        raise SystemExit(130) from None
+    run(labelling, out, provenance=provenance(pair.draft.device, **counts))
     rows = load_mined(out).prompts
     if len(rows) < len(labelling.examples):
         screen.print(f"process {process.number} is done; others are still at work on {out}")
@@ -119,5 +115,4 @@ def figures_of(kind: str, rows: Sequence[PromptLabels]) -> dict[str, object]:
         return shown | {"rows": totals["rows"]}
     found = totals["mismatches"]
     share, cost = (100 * totals["important"] / found, totals["target_tokens"] / found) if found else (0, 0)
-    shown |= {"mismatches": found, "important": f"{share:.1f} %", "target tokens per mismatch": f"{cost:.1f}"}
-    return shown | ({"responses tokenised otherwise": totals["retokenised"]} if totals["retokenised"] else {})
+    return shown | {"mismatches": found, "important": f"{share:.1f} %", "target tokens per mismatch": f"{cost:.1f}"}

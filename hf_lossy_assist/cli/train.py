@@ -12,7 +12,7 @@ from cyclopts import Parameter
 
 from ..errors import LossyValueError, need
 from .console import Console, figures_table, limit_threads
-from .options import AT_LEAST_0, AT_LEAST_1, PairName, must
+from .options import AT_LEAST_0, AT_LEAST_1, PairName
 
 if TYPE_CHECKING:
     from ..heads import Head, ModelIdentity
@@ -60,7 +60,6 @@ def judge(
     model: Annotated[
         str | None, Parameter(help="The target, a folder or a Hub id, where --data was mined through an API.")
     ] = None,
-    models: Annotated[Literal["target", "draft", "both"], Parameter(help="The models to read states of.")] = "target",
     features: Annotated[
         Literal["draft", "previous", "both"] | None,
         Parameter(
@@ -79,13 +78,12 @@ def judge(
     """
     need("lab", "`lossy-assist train judge`")
     from ..training import head_training
-    from ..training.examples import check, read_together
+    from ..training.examples import read_together
 
     training.start(out)
-    settings = head_training.JudgeSettings(models, features, recall, seed=training.seed)
+    settings = head_training.JudgeSettings(features, recall, seed=training.seed)
     # A target behind an API has no weights here, so its configuration is enough.
-    labelled = read_together(data, settings.columns, model and _identity_of(model))
-    check(labelled.examples)
+    labelled = read_together(data, model and _identity_of(model))
     origin = labelled.origin.with_card(training.license, training.pair)
     trained = head_training.train_judge(labelled.examples, origin, settings)
     trained.save(out)
@@ -116,13 +114,8 @@ def verifier(
     ratio: Annotated[
         float, Parameter(name="--lambda", help="A token is acceptable iff q/p is at most this: 1, 1.2, 1.5, ….")
     ] = 1.0,
-    threshold: Annotated[
-        float | None,
-        must("from 0 to 1", lambda x: 0 <= x <= 1),
-        Parameter(help="A token is committed iff the head's probability is above this; 0.5 by default."),
-    ] = None,
     recall: Annotated[
-        float | None, Parameter(help="Share of acceptable tokens that the threshold has to commit, instead of it.")
+        float | None, Parameter(help="Share of acceptable tokens that the threshold has to commit; else it is 0.5.")
     ] = None,
     training: Training = Training(),
 ) -> None:
@@ -138,7 +131,7 @@ def verifier(
     from ..training.head_training import VerifierSettings, train_verifier
 
     training.start(out)
-    settings = VerifierSettings(ratio, threshold, recall, seed=training.seed)
+    settings = VerifierSettings(ratio, recall, seed=training.seed)
     ratios, origin = read_ratios(data)
     trained = train_verifier(ratios, origin.with_card(training.license, training.pair), settings)
     trained.save(out)

@@ -75,21 +75,8 @@ def joined(parts: Sequence[Examples]) -> Examples:
     )
 
 
-def check(examples: Examples) -> None:
-    """Refuse examples on which no head can be trained."""
-    if len(examples) == 0:
-        raise LossyValueError("`data` has to hold labelled tokens, but has none; mine more prompts")
-    if examples.labels.all() or not examples.labels.any():
-        only = examples.classes[int(examples.labels[0])]
-        raise LossyValueError(
-            f"`data` has to hold {' and '.join(examples.classes)} tokens, but all of its {len(examples)} tokens are "
-            f"{only}; mine more prompts, or prompts on which the models disagree more"
-        )
-    if len(np.unique(examples.prompts)) < 2:
-        raise LossyValueError(
-            "`data` has to hold tokens of at least two prompts, to train on some and validate on others, but all "
-            f"{len(examples)} are of one"
-        )
+def check_finite(examples: Examples) -> None:
+    """Refuse states that no head can be trained on."""
     for name, state in examples.states.items():
         if broken := int((~np.isfinite(state)).any(axis=1).sum()):
             raise LossyValueError(
@@ -172,11 +159,9 @@ class LabelledMismatch:
     texts: frozenset[str] = frozenset()
 
 
-def read_together(
-    folders: Sequence[str | Path], states: Sequence[str] | None = None, target: ModelIdentity | None = None
-) -> LabelledMismatch:
+def read_together(folders: Sequence[str | Path], target: ModelIdentity | None = None) -> LabelledMismatch:
     """Read AutoJudge's labels of several folders, with different prompts of one task and one pair of models."""
-    parts = [read_judged(folder, states, target) for folder in folders]
+    parts = [read_judged(folder, target) for folder in folders]
     first, seen = parts[0].origin, dict[str, str | Path]()  # the folder of each prompt
     for folder, part in zip(folders, parts, strict=True):
         if both := [seen[text] for text in part.texts if text in seen]:
@@ -196,24 +181,13 @@ def read_together(
     return LabelledMismatch(joined([part.examples for part in parts]), replace(first, data=data))
 
 
-def read_judged(
-    folder: str | Path, states: Sequence[str] | None = None, target: ModelIdentity | None = None
-) -> LabelledMismatch:
-    """Read AutoJudge's labels with the ``states``, by default all.
-
-    ``target`` completes data whose target was behind an API.
-    """
+def read_judged(folder: str | Path, target: ModelIdentity | None = None) -> LabelledMismatch:
+    """Read AutoJudge's labels with all states; ``target`` completes data whose target was behind an API."""
     mined = _load(folder, "judge")
-    available = [name for name in columns("both", "both") if name in mined.tokens]
-    if missing := sorted({*(states or ())} - {*available}):
-        raise LossyValueError(
-            f"`data` has to have the states {missing}, but {str(folder)!r} was mined with {available} only; choose "
-            "other `--features` and `--models`, or mine again"
-        )
-    chosen = available if states is None else states
-    table = _arrays(mined, ["prompt_id", "important", "weight", *chosen])
+    states = [name for name in columns("both", "both") if name in mined.tokens]
+    table = _arrays(mined, ["prompt_id", "important", "weight", *states])
     examples = Examples(
-        {name: table[name] for name in chosen}, table["important"].astype(bool), table["prompt_id"],
+        {name: table[name] for name in states}, table["important"].astype(bool), table["prompt_id"],
         weights=table["weight"].astype(np.float64),
     )  # fmt: skip
     return LabelledMismatch(examples, _origin(mined, folder, target), frozenset(row.prompt for row in mined.prompts))
@@ -234,10 +208,6 @@ def read_ratios(folder: str | Path) -> tuple[Ratios, Origin]:
 
 
 def _load(folder: str | Path, kind: str) -> Mined:
-    if not Path(folder).is_dir():
-        raise LossyValueError(
-            f"`data` has to be a folder that `lossy-assist mine` wrote, but there is no folder {str(folder)!r}"
-        )
     mined = load_mined(folder)
     found = mined.manifest["kind"]
     if found != kind:
@@ -245,17 +215,15 @@ def _load(folder: str | Path, kind: str) -> Mined:
         raise LossyValueError(
             f"`data` has to hold labels of the kind {kind!r}, but {str(folder)!r} has {found!r}{remedy}"
         )
-    if not len(mined):
-        raise LossyValueError(
-            f"`data` has to hold labelled tokens, but none of the {len(mined.prompts)} prompts in {str(folder)!r} "
-            "gave any; mine more prompts, or check that the task finds answers in the target's responses"
-        )
     return mined
 
 
 def _arrays(mined: Mined, columns: Sequence[str]) -> Mapping[str, NDArray[Any]]:
     if missing := [name for name in columns if name not in mined.tokens]:
-        raise LossyValueError(f"`data` has to have the columns {missing}, but has {[*mined.tokens]}; mine again")
+        raise LossyValueError(
+            f"`data` has to have labelled tokens, but none of its {len(mined.prompts)} prompts has {missing[0]!r}; "
+            "mine more prompts, or check that the task finds answers in the target's responses"
+        )
     # A prompt that was mined twice is one: a head must not be judged on a prompt that it has seen.
     first: dict[Any, int] = {}
     rows = sorted(mined.prompts, key=lambda row: row.id)

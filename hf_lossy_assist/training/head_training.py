@@ -19,8 +19,8 @@ from ..heads import Head, JudgeHead, ThresholdRow, VerifierConfig, VerifierHead,
 from ..heads.judge_head import POSITIONS as JUDGE_POSITIONS
 from ..heads.repository import ROC
 from ..progress import track
-from ..values import POSITIVE, PROBABILITY, SHARE, Checked, or_none
-from .examples import Examples, Origin, Ratios, check
+from ..values import POSITIVE, SHARE, Checked, Rule, or_none
+from .examples import Examples, Origin, Ratios, check_finite
 
 if TYPE_CHECKING:
     from sklearn.pipeline import Pipeline
@@ -36,6 +36,9 @@ STRENGTHS = tuple(10.0**-k for k in range(7, -1, -1))
 MAX_ITER = 500  # from appendix B of the AutoJudge paper; all else is scikit-learn's default
 
 
+_POSITIONS = or_none(Rule(f"one of {[*JUDGE_POSITIONS, 'both']}", (*JUDGE_POSITIONS, "both").__contains__))
+
+
 def both_classes(labels: NDArray[np.bool_]) -> bool:
     return bool(labels.any() and not labels.all())
 
@@ -48,17 +51,20 @@ def folds_of(examples: Examples, *, seed: int = 0) -> list[Split]:
     """Deal prompts into folds with about equal shares of both classes; a prompt's tokens stay together."""
     from sklearn.model_selection import StratifiedGroupKFold  # of the extra `lab`, as all of scikit-learn
 
-    labels, prompts = examples.labels, examples.prompts
-    cut = StratifiedGroupKFold(min(FOLDS, len(np.unique(prompts))), shuffle=True, random_state=seed)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # a class of few tokens is refused below, if it has to be
-        folds = list(cut.split(labels, labels, prompts)) if both_classes(labels) else []
+    labels, prompts, folds = examples.labels, examples.prompts, []
+    count = len(np.unique(prompts))
+    if count > 1 and both_classes(labels):
+        cut = StratifiedGroupKFold(min(FOLDS, count), shuffle=True, random_state=seed)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # a class of few tokens is refused below, if it has to be
+            folds = list(cut.split(labels, labels, prompts))
     if not folds or not all(both_classes(labels[others]) for others, _ in folds):
-        positive, negative = (len(np.unique(prompts[labels == label])) for label in (True, False))
+        found = " and ".join(
+            f"{len(np.unique(prompts[labels == label]))} {name}" for label, name in enumerate(examples.classes)
+        )
         raise LossyValueError(
-            f"`data` has to have tokens of both classes outside every fold of the prompts, but of "
-            f"{len(np.unique(prompts))} prompts {positive} have tokens of one class and {negative} of the other; mine "
-            "more prompts"
+            f"`data` has to have {' and '.join(examples.classes)} tokens outside every fold of the prompts, but of "
+            f"{count} prompts {found} tokens; mine more prompts"
         )
     return folds
 
@@ -157,6 +163,7 @@ def fit(choices: Mapping[str, Sequence[str]], strengths: Sequence[float], exampl
     which makes them a little too good.
     """
     need("lab", "training a head")
+    check_finite(examples)
     from sklearn.exceptions import ConvergenceWarning
     from sklearn.model_selection import cross_val_predict
 
@@ -227,27 +234,14 @@ class Trained:
 
 @dataclass(frozen=True)
 class JudgeSettings(Checked):
-    """Settings for training a judge head; ``models`` and ``positions`` are those of :func:`.heads.columns`."""
+    """Settings for training a judge head."""
 
-    models: str = "target"
-    positions: str | None = None  # None: "previous" or "draft", whichever is better out of fold
+    # As in :func:`.heads.columns`; by default "previous" or "draft", whichever is better out of fold.
+    positions: Annotated[str | None, _POSITIONS] = None
     # The share of important tokens that the default threshold has to find, out of fold.
     recall: Annotated[float, SHARE] = 0.9
     strengths: tuple[float, ...] = STRENGTHS  # the grid of scikit-learn's ``C``
     seed: int = 0  # of the folds
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        columns(self.models, "both" if self.positions is None else self.positions)
-
-    @property
-    def choices(self) -> tuple[str, ...]:
-        return JUDGE_POSITIONS if self.positions is None else (self.positions,)
-
-    @property
-    def columns(self) -> list[str]:
-        """The states that are tried."""
-        return columns(self.models, "both" if self.positions is None else self.positions)
 
 
 def train_judge(examples: Examples, origin: Origin, settings: JudgeSettings = JudgeSettings()) -> Trained:
@@ -256,17 +250,20 @@ def train_judge(examples: Examples, origin: Origin, settings: JudgeSettings = Ju
     Garipov et al. 2025 (AutoJudge), section 4.1 and appendix B. The head that is returned has seen all prompts. All
     figures and thresholds are out of fold: each prompt is judged by a classifier that has not seen its fold. Scores out
     of fold also choose the states and the regularisation, which makes figures a little too good.
+
+    The head reads the target's states, or the draft's where the target was behind an API.
     """
-    examples = examples.only(settings.columns)
-    check(examples)
-    choices = {at: columns(settings.models, at) for at in settings.choices}
+    model = "target" if any(name.startswith("target") for name in examples.states) else "draft"
+    positions = JUDGE_POSITIONS if settings.positions is None else (settings.positions,)
+    choices = {at: columns(model, at) for at in positions}
+    examples = examples.only(columns(model, settings.positions or "both"))
     found = fit(choices, settings.strengths, examples, seed=settings.seed)
     scores = found.probabilities
     threshold = largest_threshold(examples, scores, settings.recall)
     table = sorted({largest_threshold(examples, scores, recall) for recall in {*RECALLS, settings.recall}})
     recall, skipped = recall_and_skipped(examples, scores, threshold)
     head = JudgeHead.from_linear(
-        **found.linear, models=settings.models, positions=found.choice, threshold=threshold,
+        **found.linear, models=model, positions=found.choice, threshold=threshold,
         thresholds=tuple(ThresholdRow(t, *recall_and_skipped(examples, scores, t)) for t in table),
         metrics={**found.metrics, "recall": recall, "skipped": skipped},
         **origin.config_fields(asdict(settings)),
@@ -280,19 +277,10 @@ class VerifierSettings(Checked):
 
     # λ: a token is acceptable iff q(x) / p(x) <= λ; the paper's theorems assume 1.
     ratio: Annotated[float, POSITIVE] = 1.0
-    # A token is committed iff the head's probability is above it; 0.5 by default.
-    threshold: Annotated[float | None, or_none(PROBABILITY)] = None
-    # Instead of it: the share of acceptable tokens that has to be committed, out of fold.
+    # The share of acceptable tokens that the threshold has to commit, out of fold; by default it is 0.5.
     recall: Annotated[float | None, or_none(SHARE)] = None
     strengths: tuple[float, ...] = STRENGTHS  # the grid of scikit-learn's ``C``
     seed: int = 0  # of the folds
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if None not in (self.threshold, self.recall):
-            raise LossyValueError(
-                f"`recall` chooses the threshold, but `threshold` is {self.threshold}; leave out either"
-            )
 
 
 def train_verifier(ratios: Ratios, origin: Origin, settings: VerifierSettings = VerifierSettings()) -> Trained:
@@ -304,7 +292,6 @@ def train_verifier(ratios: Ratios, origin: Origin, settings: VerifierSettings = 
     one's are a little too good.
     """
     examples = ratios.labelled(settings.ratio)
-    check(examples)
     found = fit({at: [at] for at in ratios.states}, settings.strengths, examples, seed=settings.seed)
     scores = found.probabilities
 
@@ -312,8 +299,7 @@ def train_verifier(ratios: Ratios, origin: Origin, settings: VerifierSettings = 
         # A token of this probability is still above the threshold just below it.
         return float(np.nextafter(largest_threshold(examples, scores, recall), 0.0))
 
-    usual = 0.5 if settings.threshold is None else settings.threshold
-    threshold = usual if settings.recall is None else threshold_for(settings.recall)
+    threshold = 0.5 if settings.recall is None else threshold_for(settings.recall)
     tpr, fpr = rates(examples, scores, threshold)
     weight, bias = fold(**found.linear)
     config = VerifierConfig(

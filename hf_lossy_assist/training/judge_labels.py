@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Annotated, Any
 
@@ -80,26 +80,6 @@ class Found:
     skipped: str | None = None
 
 
-@dataclass(frozen=True)
-class Chosen:
-    """Which mismatches are labelled.
-
-    About ``most`` of a prompt's mismatches are drawn by ``seed``, all by default: as many of the first response's, and
-    as large a share of those that changed texts add.
-    """
-
-    most: int | None = None
-    seed: int = 0
-
-    def start(self, prompt: int) -> float:
-        """Return the number in [0, 1) that decides for a prompt."""
-        return random.Random(f"{self.seed}/{prompt}").random()
-
-    def weight(self, count: int) -> float:
-        """Return how many mismatches each labelled one stands for, if the first response has ``count``."""
-        return 1.0 if self.most is None else max(1.0, count / self.most)
-
-
 _AHEAD = 32  # tokens of a new response that the draft reads in search of the next mismatch
 
 
@@ -108,7 +88,7 @@ def search(
     task: Task,
     decode: Callable[[Sequence[int]], str],
     *,
-    chosen: Chosen = Chosen(),
+    most: int | None = None,
     start: float = 0.0,
 ) -> Generator[Request, Any, Found]:
     """Label every mismatch of draft and target by whether the answer depends on it.
@@ -116,9 +96,9 @@ def search(
     At each mismatch from left to right, the draft's token replaces the target's, and the target completes the response.
     If the answer stays, the search continues from the *new* response. An EOS is a token like any other.
 
-    ``chosen`` leaves mismatches out. Of those that the search meets, it then labels every s-th from a random ``start``
-    on, where s is the first response's number of mismatches over ``chosen.most``: each is labelled with probability
-    1 / s, and stands for s. At the others, the target's token stays.
+    With ``most``, about so many mismatches are labelled, all by default. Of those that the search meets, it then labels
+    every s-th from a random ``start`` in [0, 1) on, where s is the first response's number of mismatches over ``most``:
+    each is labelled with probability 1 / s, and stands for s. At the others, the target's token stays.
     """
     last = yield Continue(())
     text = decode(last)
@@ -128,7 +108,8 @@ def search(
     if example.answer:
         found = replace(found, solved=bool(task.correct(example, text)))
     guesses = yield Guess(last, 0)
-    weight = chosen.weight(sum(ours != theirs for ours, theirs in zip(last, guesses, strict=True)))
+    count = sum(ours != theirs for ours, theirs in zip(last, guesses, strict=True))
+    weight = 1.0 if most is None else max(1.0, count / most)
     mismatches: list[Mismatch] = []
     met, t = 0, -1
     while (t := t + 1) < len(last):
@@ -180,7 +161,8 @@ class Searches:
     task: Task
     decode: Callable[[Sequence[int]], str]
     slots: int
-    chosen: Chosen = field(default_factory=Chosen)
+    most: int | None = None  # mismatches of a prompt that are labelled, drawn by the seed; None for all
+    seed: int = 0
 
     def run(self, prompts: Iterable[Prompt]) -> Iterator[Searched]:
         """Search every prompt, and yield each as soon as its search ends, in any order."""
@@ -203,8 +185,8 @@ class Searches:
         if (prompt := next(self._source, None)) is not None:
             cost = ResponseCost()
             self.writer.begin(slot, prompt, cost)
-            start = self.chosen.start(prompt.id)
-            steps = search(prompt.example, self.task, self.decode, chosen=self.chosen, start=start)
+            start = random.Random(f"{self.seed}/{prompt.id}").random()
+            steps = search(prompt.example, self.task, self.decode, most=self.most, start=start)
             self._running[slot] = _Running(prompt, cost, steps)
             self._reply(slot, None)
 
@@ -289,17 +271,18 @@ class JudgeLabels(Labels):
             writer = LocalWriter(author, labelling.limits, labelling.choice)
         decode = partial(tokenizer.decode, skip_special_tokens=True)
         guesses = DraftArgmax(labelling.pair.draft, labelling.choice)
-        searches = Searches(writer, guesses, task, decode, slots, Chosen(self.mismatches, labelling.seed))
-        return JudgeMiner(searches, labelling.models)
+        searches = Searches(writer, guesses, task, decode, slots, self.mismatches, labelling.seed)
+        return JudgeMiner(searches, *next(iter(labelling.models.items())))
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class JudgeMiner:
-    """Labels the mismatches of prompts, and reads the states of ``models``, by role, at every mismatch."""
+    """Labels the mismatches of prompts, and reads a model's states at every mismatch."""
 
     searches: Searches
-    models: Mapping[str, PreTrainedModel]
-    _read: dict[str, CachedText] = field(default_factory=dict)  # the first prompt, by role
+    role: str  # "target", or "draft" where the target is behind an API
+    model: PreTrainedModel
+    _first: CachedText | None = None  # the first prompt
 
     def outcomes(self, prompts: Iterable[Prompt]) -> Iterator[Labelled]:
         """Label every prompt, and yield each as soon as it is finished, in any order."""
@@ -316,7 +299,6 @@ class JudgeMiner:
             "mismatches": len(found.mismatches) if found else 0,
             "important": sum(one.important for one in found.mismatches) if found else 0,
             "target_tokens": searched.cost.target_tokens,
-            "retokenised": searched.cost.retokenised,
         }
         if found is None:
             error = f"{type(searched.error).__name__}: {searched.error}"
@@ -330,12 +312,11 @@ class JudgeMiner:
         columns = {}
         for name, kind in _COLUMNS.items():
             columns[name] = np.array([getattr(one, name) for one in mismatches], dtype=kind)
-        for role, model in self.models.items():
-            if role not in self._read:
-                (self._read[role],) = remembered(model, [prompt.tokens[:-1]])
-            states = mismatch_states(model, prompt.tokens, response, mismatches, self._read[role])
-            for position, values in states.items():
-                columns[f"{role}_{position}"] = values.float().cpu().numpy()
+        if self._first is None:
+            (self._first,) = remembered(self.model, [prompt.tokens[:-1]])
+        states = mismatch_states(self.model, prompt.tokens, response, mismatches, self._first)
+        for position, values in states.items():
+            columns[f"{self.role}_{position}"] = values.float().cpu().numpy()
         return columns
 
 

@@ -88,13 +88,7 @@ def load_mined(folder: str | Path) -> Mined:
     parts = [(row.id, arrays) for row in found if (arrays := found.arrays(row.id))]
     names = [name for name in parts[0][1] if all(name in arrays for _, arrays in parts)] if parts else []
     tokens = {"prompt_id": np.array([id for id, arrays in parts for _ in arrays[names[0]]], dtype=np.int64)}
-    for name in names:
-        try:
-            tokens[name] = np.concatenate([arrays[name] for _, arrays in parts])
-        except ValueError as error:
-            raise LossyValueError(
-                f"`data` has to have as many values in every row, but {name!r} has not; mine again"
-            ) from error
+    tokens |= {name: np.concatenate([arrays[name] for _, arrays in parts]) for name in names}
     return Mined(found.plan, tokens, [*found])
 
 

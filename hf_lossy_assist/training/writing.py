@@ -71,13 +71,9 @@ class Prompt:
 
 @dataclass(eq=False)
 class ResponseCost:
-    """The cost of a prompt's labels: the tokens that the target has read.
-
-    ``retokenised`` counts an API's responses whose text is tokenised differently than its parts.
-    """
+    """The cost of a prompt's labels: the tokens that the target has read."""
 
     target_tokens: int = 0
-    retokenised: int = 0
 
 
 @dataclass(frozen=True)
@@ -219,14 +215,14 @@ class PromptText:
             raise LossyValueError("a token is only a part of a character, which can't be sent to a server as text")
         return self.text + after.removeprefix(before)
 
-    def read(self, prefix: Ids, addition: str) -> tuple[Ids, bool]:
-        """Return the response's tokens, and whether its whole text is tokenised differently."""
+    def read(self, prefix: Ids, addition: str) -> Ids:
+        """Return the response's tokens, the ``prefix`` first."""
         text = self.write(prefix) + addition
         before = (*self.tokens, *prefix)
         ids = tuple(self.tokenizer(text)["input_ids"])
         if ids[: len(before)] == before:
-            return ids[len(self.tokens) :], False
-        return (*prefix, *self.tokenizer(addition, add_special_tokens=False)["input_ids"]), bool(addition)
+            return ids[len(self.tokens) :]
+        return (*prefix, *self.tokenizer(addition, add_special_tokens=False)["input_ids"])
 
 
 @dataclass(eq=False)
@@ -272,9 +268,8 @@ class ApiWriter:
         except LossyServiceError as error:
             raise LossyServiceError(f"{error}; what was mined is kept: the same command goes on from there") from error
         prompt, cost = self._slots[slot]
-        response, otherwise = prompt.read(prefix, text)
-        response = (*response, *([self.tokenizer.eos_token_id] if ended else []))[: self.limits.max_new_tokens]
-        cost.retokenised += otherwise
+        response = (*prompt.read(prefix, text), *([self.tokenizer.eos_token_id] if ended else []))
+        response = response[: self.limits.max_new_tokens]
         cost.target_tokens += len(prompt.tokens) + len(response) - 1
         return slot, response
 

@@ -56,7 +56,7 @@ def test_judge_labels(options, tmp_path):
     tokens = sum(row.columns["target_tokens"] for row in mined.prompts)
     assert figure(printed, "target tokens per mismatch") == f"{tokens / len(labels):.1f}"
     assert sorted(row.id for row in mined.prompts) == [0, 1, 2, 3]
-    assert mined.tokens["target_draft"].shape == mined.tokens["draft_previous"].shape == (len(labels), 16)
+    assert mined.tokens["target_draft"].shape == mined.tokens["target_previous"].shape == (len(labels), 16)
 
     text = (tmp_path / "data" / "manifest.json").read_text(encoding="utf-8")
     assert text.startswith("{\n  ")  # for people
@@ -142,12 +142,12 @@ def test_a_target_behind_an_api(options, tiny_pair_folder, tmp_path):
     assert {"draft_draft", "draft_previous"} <= set(mined.tokens)
     assert not [name for name in mined.tokens if name in ("target_draft", "target_previous")]
 
-    # A copy of the target in this process gives its states too.
+    # A copy of the target in this process gives its states.
     with openai_server(completes(pair.target, pair.tokenizer)) as server:
         ok(*options, "--out", tmp_path / "both", "--target-api", f"{server.url}#org/big")
     both = load_mined(tmp_path / "both")
     assert both.manifest["target"]["name"] == "target"
-    assert {"target_draft", "draft_draft"} <= set(both.tokens)
+    assert {"target_draft", "target_previous"} <= set(both.tokens)
 
     refused = ok(*remote, "--target-api", "http://127.0.0.1:9/v1#org/other", status=2)
     assert "`api_model` of `settings` was 'org/big' and is 'org/other'" in refused

@@ -70,7 +70,7 @@ def test_the_command_that_measures_a_head_names_a_file_where_labels_came_from_on
 def test_a_target_that_was_behind_an_api_is_known_by_its_configuration(tiny_pair_folder, tmp_path):
     examples = judged().only(["draft_draft"])
     data, out = write_judged(tmp_path / "data", examples, target=None), tmp_path / "head"
-    models = f"--models draft --features draft --model {tiny_pair_folder / 'target'}".split()
+    models = f"--features draft --model {tiny_pair_folder / 'target'}".split()
     run("judge", "--data", data, *models, "--out", out)
     identity = JudgeHead.from_pretrained(out).config.target
     assert (identity.name, identity.hidden_size, identity.fingerprint) == ("target", 16, ())

@@ -13,12 +13,11 @@ from hf_lossy_assist.compat.inputs import ending_tokens
 from hf_lossy_assist.pairs import Pair
 from hf_lossy_assist.tasks import Example, Task
 from hf_lossy_assist.training.choice import DraftArgmax
-from hf_lossy_assist.training.judge_labels import Chosen, Found, JudgeLabels, JudgeMiner, Searches
+from hf_lossy_assist.training.judge_labels import Found, JudgeLabels, JudgeMiner, Searches
 from hf_lossy_assist.training.labelling import Labelling, mine
 from hf_lossy_assist.training.writing import LocalWriter, Prompt, ResponseLimits
 from tests.tiny_models import VOCAB, noisy_copy, tiny
 
-ALL = Chosen()
 # Random models hardly ever say one given token; with this many ends, most responses end by themselves.
 EOS = [2, 11, 23, 37, 41, 53]
 
@@ -103,9 +102,9 @@ class Parts:
     def limits(self) -> ResponseLimits:
         return ResponseLimits(ending_tokens(self.target.generation_config), self.max_new_tokens)
 
-    def searches(self, slots: int = 4, *, chosen=ALL, **choice) -> Searches:
+    def searches(self, slots: int = 4, *, most: int | None = None, seed: int = 0, **choice) -> Searches:
         writer, guesses = LocalWriter(self.target, self.limits(), **choice), DraftArgmax(self.draft, **choice)
-        return Searches(writer, guesses, self.task, self.decode, slots, chosen)
+        return Searches(writer, guesses, self.task, self.decode, slots, most, seed)
 
 
 def tiny_parts(architecture: str = "llama", seed: int = 0, noise: float = 0.1, **more) -> Parts:
@@ -132,7 +131,7 @@ def states_of(model, text) -> torch.Tensor:
 
 
 def judge(parts: Parts, slots: int = 3) -> JudgeMiner:
-    return JudgeMiner(parts.searches(slots), {"target": parts.target, "draft": parts.draft})
+    return JudgeMiner(parts.searches(slots), "target", parts.target)
 
 
 def labelling(parts: Parts, limit: int, **more) -> Labelling:

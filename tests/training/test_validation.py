@@ -116,7 +116,16 @@ def test_no_prompt_is_on_both_sides(seed):
     assert any(len(a[1]) != len(b[1]) or (a[1] != b[1]).any() for a, b in zip(folds, other, strict=True))
 
 
-def test_a_class_of_one_prompt_cannot_be_validated():
-    prompts = np.repeat(np.arange(30), 2)
-    with pytest.raises(LossyValueError, match="of 30 prompts 1 have tokens of one class and 30 of the other"):
-        folds_of(examples_of((prompts == 3) & (np.arange(60) % 2 == 0), prompts))
+PROMPTS = np.repeat(np.arange(30), 2)
+
+
+@pytest.mark.parametrize(("labels", "prompts", "said"), [
+    ((PROMPTS == 3) & (np.arange(60) % 2 == 0), PROMPTS, "of 30 prompts 30 unimportant and 1 important tokens"),
+    (PROMPTS >= 0, PROMPTS, "of 30 prompts 0 unimportant and 30 important"),
+    (PROMPTS < 0, PROMPTS, "of 30 prompts 30 unimportant and 0 important"),
+    (PROMPTS < 9, 0 * PROMPTS, "of 1 prompts"),
+    (PROMPTS[:0] > 0, PROMPTS[:0], "of 0 prompts"),
+])  # fmt: skip
+def test_prompts_that_can_not_be_validated(labels, prompts, said):
+    with pytest.raises(LossyValueError, match=said):
+        folds_of(examples_of(labels, prompts))
