@@ -7,6 +7,7 @@ The judge is behind an OpenAI-compatible API. In this folder, with prompts one a
 """
 
 import json
+import os
 import re
 import zlib
 from collections.abc import Callable
@@ -14,8 +15,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from openai import OpenAI, OpenAIError
+
 from hf_lossy_assist import LossyError, LossyUnsupportedError, LossyValueError
-from hf_lossy_assist.tasks import ApiModel, Example, Task
+from hf_lossy_assist.tasks import Example, Task
 
 _SYSTEM = """\
 You are an impartial judge. You are shown a user's prompt and the responses of two assistants, A and B. Compare how \
@@ -64,13 +67,11 @@ class Preference(Task):
         MT-Bench), and optionally ``reference`` (a response, or a list of them). By a hash, a fifth of the prompts is
         test and a tenth validation.
     model, base_url
-        The judge: see :class:`~hf_lossy_assist.tasks.ApiModel`.
+        The judge's name on its server, and the server's address. Its key is in ``OPENAI_API_KEY``, if it needs one.
     votes
         Votes per pair of responses.
     attempts_per_vote
         How often to ask until a reply has a verdict.
-    **endpoint
-        Further fields of the :class:`~hf_lossy_assist.tasks.ApiModel`.
 
     Raises
     ------
@@ -83,16 +84,16 @@ class Preference(Task):
     def __init__(
         self,
         data: str,
-        model: str | None = None,
-        base_url: str | None = None,
+        model: str,
+        base_url: str = "https://api.openai.com/v1",
         votes: int = 3,
         attempts_per_vote: int = 3,
-        **endpoint: Any,
     ) -> None:
         for name, value in (("votes", votes), ("attempts_per_vote", attempts_per_vote)):
             if not isinstance(value, int) or value < 1:
                 raise LossyValueError(f"`{name}` has to be an int >= 1, but is {value!r}")
-        self.judge = ApiModel(base_url=base_url, model=model, **endpoint)
+        self.model = model
+        self.judge = OpenAI(base_url=base_url, api_key=os.environ.get("OPENAI_API_KEY", "none"), max_retries=5)
         self.votes = votes
         self.attempts_per_vote = attempts_per_vote
         self.scoring = {"model": model, "base_url": base_url, "votes": votes}
@@ -149,13 +150,21 @@ class Preference(Task):
     def _vote(self, example: Example, first: str, second: str) -> int:
         question = _QUESTION.format(prompt=example.prompt, first=first, second=second)
         for _ in range(self.attempts_per_vote):
-            reply = self.judge.ask(_SYSTEM, question)
+            reply = self._reply(question)
             if (favoured := verdict(reply)) is not None:
                 return favoured
         raise LossyError(
-            f"the judge {self.judge.describe()} gave no verdict like [[A>B]] in {self.attempts_per_vote} attempts; "
+            f"the judge {self.model!r} gave no verdict like [[A>B]] in {self.attempts_per_vote} attempts; "
             f"its last reply ends with {(reply or '')[-200:]!r}"
         )
+
+    def _reply(self, question: str) -> str | None:
+        messages = [{"role": "system", "content": _SYSTEM}, {"role": "user", "content": question}]
+        try:
+            reply = self.judge.chat.completions.create(model=self.model, messages=messages, max_tokens=1024)
+        except OpenAIError as error:
+            raise LossyError(f"the judge {self.model!r} gave no reply: {error}") from error
+        return reply.choices[0].message.content
 
     @cached_property
     def _examples(self) -> list[Example]:
