@@ -37,16 +37,8 @@ def calibrate(
     """
     need("lab", "`lossy-assist calibrate`")
     from ..evaluation.calibrating import calibrate as certify_fastest
-    from ..evaluation.calibrating import problems_needed
 
     screen, chosen = Console(), None if modes is None else [name.strip() for name in split(modes, ",")]
-    there, needed = problems_needed(answers, max_loss, confidence, chosen)
-    if there < needed:
-        screen.print(
-            f"{there} problem{'s' * (there != 1)} can't certify that at most {max_loss:g} points are lost; "
-            f"{needed} that lose nothing can",
-            style="yellow", soft_wrap=True,
-        )  # fmt: skip
     heads = read_heads(head)
     certificate = certify_fastest(answers, max_loss, confidence, chosen, heads)
     certificate.save(out, heads)

@@ -20,11 +20,11 @@ from ..generation.lossy_call import LossyCall
 from ..generation.spelling import Spelling, split
 from ..pairs import Pair
 from ..progress import track
-from ..store.folder import MANIFEST, write_json
+from ..store.folder import MANIFEST, read_manifest, write_json
 from ..tasks import Task
 from ..tasks.prompts import PromptList
 from ..values import check_name
-from .answers import AnswerStore, read_plan
+from .answers import AnswerStore
 from .evaluation import Evaluation
 from .modes import EVERYTHING, DecodingMode, by_name, parse_modes
 from .replay import TextLogits, Walk, greedy, processors_of, read_laws
@@ -108,16 +108,12 @@ class Advice:
     def front(self) -> tuple[Row, ...]:
         """The rows that gain, and than which no other loses less and gains as much."""
         rules = [row for row in self.rows if row.mode != EVERYTHING and row.times_lossless > 1]
-        return tuple(
-            row
-            for row in rules
-            if not any(
-                other.nats <= row.nats
-                and other.times_lossless >= row.times_lossless
-                and (other.nats, other.times_lossless) != (row.nats, row.times_lossless)
-                for other in rules
-            )
-        )
+        points = [(row.nats, -row.times_lossless) for row in rules]
+
+        def beaten(own: tuple[float, float]) -> bool:
+            return any(other != own and other[0] <= own[0] and other[1] <= own[1] for other in points)
+
+        return tuple(row for row, point in zip(rules, points, strict=True) if not beaten(point))
 
     @cached_property
     def ceiling(self) -> Row:
@@ -284,7 +280,8 @@ def target_alone(
     if out is None:
         mode = replace(mode, label="lossless", rule="lossless", gamma=DEFAULT_NUM_TOKENS)
     elif (out / MANIFEST).exists():
-        kept = {name: value for name, value in read_plan(out, "out").items() if name in ("batch_size", "seed")}
+        plan = read_manifest(out, AnswerStore.command, AnswerStore.kinds, "out")
+        kept = {name: plan[name] for name in ("batch_size", "seed")}
     # Nobody would read scores without a folder, and one may take a program's run.
     judged = out is not None
     limit = usual if limit is None else limit

@@ -13,15 +13,13 @@ from typing import Annotated, Any
 import torch
 
 from ..compat.models import versions_of
-from ..store.folder import command_line, read_manifest, without_folders
+from ..store.folder import command_line, without_folders
 from ..store.records import Records
 from ..values import COUNT, PROBABILITY, Checked, Count, Flag, Rule, Text, is_number, or_none
 from ..version import __version__
 
 RESULTS = "results.jsonl"
-_KINDS = {"modes": dict, "problems": list}
 _AMOUNT = Rule("a number >= 0", lambda x: is_number(x) and x >= 0)
-_SECONDS = Annotated[float | None, or_none(_AMOUNT)]
 _Listed = Annotated[
     tuple[float, ...], Rule("a list of numbers >= 0", lambda x: isinstance(x, tuple) and all(map(_AMOUNT.holds, x)))
 ]
@@ -39,8 +37,7 @@ class Answer(Checked):
     # Rounds of the text, and drafted tokens kept in all of them; for the target alone a token is a round.
     rounds: Count
     accepted: Count
-    # Of the call of ``generate()``, shared equally by its rows. None if not timed.
-    seconds: _SECONDS
+    seconds: Annotated[float, _AMOUNT]  # of the call of ``generate()``, shared equally by its rows
     text: Text
     lossy: Count = 0  # drafted tokens that only the rule kept, not the lossless one
     cut: Flag = False  # whether its length's limit ended it
@@ -62,7 +59,8 @@ class AnswerStore(Records[Answer]):
     """Answers by mode and problem. Only modes, problems and runs may be added to a folder."""
 
     row_type, keys, command, file = Answer, ("mode", "id"), "evaluate", RESULTS
-    kinds, growing = _KINDS, frozenset(_KINDS)
+    kinds = {"modes": dict, "problems": list}  # noqa: RUF012
+    growing = frozenset(kinds)
 
 
 def load_answers(folder: str | Path) -> tuple[dict[str, Any], list[Answer]]:
@@ -75,11 +73,6 @@ def load_answers(folder: str | Path) -> tuple[dict[str, Any], list[Answer]]:
     """
     store = AnswerStore(Path(folder))
     return store.plan, [*store]
-
-
-def read_plan(folder: Path, argument: str = "folder") -> dict[str, Any]:
-    """Return the manifest of a folder that an evaluation has written."""
-    return read_manifest(folder, AnswerStore.command, _KINDS, argument)
 
 
 def _cpu_name() -> str:

@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import sys
-from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from itertools import chain
 from pathlib import Path
@@ -23,8 +21,7 @@ import numpy as np
 from ..errors import LossyValueError
 from ..generation.certificate import Certificate, TestedSetting, head_sums
 from ..generation.config import LossyConfig
-from ..values import Rule, is_number
-from .answers import Answer, by_mode, load_answers, read_plan
+from .answers import Answer, by_mode, load_answers
 
 # The share of its wealth that each bettor risks on a problem.
 SHARES = np.geomspace(0.001, 1.0, 16)
@@ -135,20 +132,6 @@ def certify(
     return certified
 
 
-def fewest(max_loss: float, confidence: float = 0.95) -> int:
-    """Return how many problems without any loss certify that at most ``max_loss`` is lost on average.
-
-    Examples
-    --------
-    >>> fewest(0.05), fewest(0.01)
-    (109, 553)
-    """
-    limit, target = _checked(max_loss, confidence)
-    growth = np.log1p(SHARES * limit / (1 - limit))  # of each bettor by each problem, so that nothing is added up
-    enough = target + np.log(len(SHARES))
-    return bisect_left(range(sys.maxsize), True, key=lambda n: np.logaddexp.reduce(n * growth) >= enough)
-
-
 def _refuted(losses: np.ndarray, mean: float, target: float) -> bool:
     """Tell whether the log of all bettors' mean wealth against ``mean`` has ever reached ``target``."""
     with np.errstate(divide="ignore"):
@@ -172,9 +155,6 @@ def _checked(max_loss: float, confidence: float) -> tuple[float, float]:
         if isinstance(value, bool) or not isinstance(value, int | float | np.number) or not low < value < 1:
             raise LossyValueError(f"`{name}` has to be a number > {low} and < 1, but is {value!r}")
     return float(max_loss), -float(np.log1p(-confidence))
-
-
-_PER_CENT = Rule("a number > 0 and < 100", lambda x: is_number(x) and 0 < x < 100)
 
 
 def calibrate(
@@ -203,19 +183,10 @@ def calibrate(
     plan, found = load_answers(folder)
     if any(answer.score is None for answer in found):
         raise LossyValueError(f"`folder` has to have scores, but its task {plan['task']!r} has no right answers")
-    plan, answers, heads = _with_modes(plan, modes), by_mode(found), heads or {}
-    tested = _tested(plan, answers, max_loss, confidence)
+    plan, heads = _with_modes(plan, modes), heads or {}
+    tested = _tested(plan, by_mode(found), max_loss, confidence)
     certified = [each for each in tested if each.outcome == "certified"]
-    timed = all(each.tokens_per_second is not None for each in certified)
-
-    def pace(setting: TestedSetting) -> float:
-        """Return tokens per second, or per round if a certified setting was not timed."""
-        tokens, rounds = (
-            sum(getattr(x, name) for x in answers[setting.mode].values()) for name in ("tokens", "rounds")
-        )
-        return setting.tokens_per_second if timed else tokens / max(1, rounds)
-
-    best = max(certified, key=pace, default=None)
+    best = max(certified, key=lambda each: each.tokens_per_second, default=None)
     rule, sums = None, {}
     if best is not None:
         described = plan["modes"][best.mode]
@@ -237,15 +208,6 @@ def calibrate(
         temperature=plan["modes"][plan["reference"]]["temperature"],
         target=plan["target"], draft=plan["draft"], heads=sums, versions=plan["runs"][-1],
     )  # fmt: skip
-
-
-def problems_needed(
-    folder: str | Path, max_loss: float, confidence: float, modes: Sequence[str] | None = None
-) -> tuple[int, int]:
-    """Return how many problems a folder has, and how many could certify a setting that loses nothing on any."""
-    plan = _with_modes(read_plan(Path(folder)), modes)
-    risk = (1 - _share("confidence", confidence)) / len(families_of(plan))
-    return len({*plan["problems"]}), fewest(_share("max_loss", max_loss), 1 - risk)
 
 
 def _with_modes(plan: Mapping[str, Any], modes: Sequence[str] | None) -> Mapping[str, Any]:
@@ -283,7 +245,7 @@ def _tested(
     losses = {label: _losses(modes.get(label, {}), reference, plan["problems"]) for label in chain(*families.values())}
     found = certify(
         {rule: [losses[label] for label in labels] for rule, labels in families.items()},
-        _share("max_loss", max_loss), _share("confidence", confidence),
+        max_loss / 100, confidence / 100,
     )  # fmt: skip
     tested = []
     for rule, labels in families.items():
@@ -314,11 +276,6 @@ def _losses(own: Mapping[int, Answer], others: Mapping[int, Answer], problems: S
 
 
 def _speed(answers: Mapping[int, Answer]) -> float | None:
-    """Return tokens per second; None without answers, or where modes answered together."""
-    seconds = [answer.seconds for answer in answers.values()]
-    return None if None in seconds or not sum(seconds) else sum(x.tokens for x in answers.values()) / sum(seconds)
-
-
-def _share(name: str, value: float) -> float:
-    _PER_CENT.check(name, value)
-    return value / 100
+    """Return tokens per second; None without answers."""
+    seconds = sum(answer.seconds for answer in answers.values())
+    return sum(answer.tokens for answer in answers.values()) / max(1e-12, seconds) if answers else None

@@ -39,14 +39,14 @@ class ModeScore:
     high: float
     mean_accepted: float  # drafted tokens kept per round; 0 without rounds, like those of the draft alone
     tokens_per_round: float
-    tokens_per_second: float | None  # None, like all that depends on it, if some answers were not timed
+    tokens_per_second: float
     target_calls_per_100_tokens: float  # a round is one call
     same_texts: int  # texts equal to the reference's
     tokens_per_answer: float
     tokens_apart: Interval | None  # from the reference's on the same problems; None for the reference itself
-    seconds_per_answer: float | None
+    seconds_per_answer: float
     cut_off: float  # the share of answers that ended at the limit of their length
-    speed: Speed | None = None
+    speed: Speed = Speed(MappingProxyType({}), 0)
     lossless: bool = False  # whether a lossy rule decides as the lossless one here
 
     @property
@@ -65,69 +65,31 @@ def baselines_of(modes: Iterable[DecodingMode]) -> dict[str, list[str]]:
     }
 
 
-def fastest_of(paces: Mapping[str, float], baselines: Mapping[str, Collection[str]], reference: str) -> dict[str, str]:
-    """Return the fastest mode of each baseline, of those with a pace; where there is none, the reference is one."""
-    known = {name: [label for label in labels if label in paces] for name, labels in baselines.items()}
-    found = {name: max(labels, key=paces.__getitem__) for name, labels in known.items() if labels}
-    return found or ({"reference": reference} if reference in paces else {})
-
-
 _Calls = Mapping[int, tuple[float, float]]
 """Tokens and seconds of calls, by their number."""
 
 
-def mode_scores(
-    answers: Iterable[Answer],
-    reference: str,
-    baselines: Mapping[str, Collection[str]] = MappingProxyType({}),
-    batch_size: int = 1,
-) -> list[ModeScore]:
-    """Sum up every mode, and compare it with the mode ``reference`` on the problems that both have answered.
-
-    Parameters
-    ----------
-    baselines
-        The labels of :func:`baselines_of`. Of each baseline the fastest mode counts for :class:`Speed`. Where none is
-        there, the reference is one.
-    batch_size
-        Problems of one call, whose time they share.
-    """
-    modes = by_mode(answers)
-    seen = {
-        label: _calls(own, batch_size)
-        for label, own in modes.items()
-        if all(answer.seconds is not None for answer in own.values())
-    }
-    fastest = fastest_of({label: _pace(calls) for label, calls in seen.items()}, baselines, reference)
-    speeds = {
-        label: Speed({name: _ratio(calls, seen[other]) for name, other in fastest.items()}, len(calls))
-        for label, calls in seen.items()
-    }
-    others = modes.get(reference, {})
-    return [_score(label, own, others, label == reference, speeds.get(label)) for label, own in modes.items()]
-
-
 def _score(
-    label: str, own: Mapping[int, Answer], others: Mapping[int, Answer], is_reference: bool, speed: Speed | None
+    label: str, own: Mapping[int, Answer], others: Mapping[int, Answer], is_reference: bool, is_lossless: bool
 ) -> ModeScore:  # fmt: skip
-    """Sum up one mode, and compare it with the reference's answers, ``others``; without a speed it was not timed."""
+    """Sum up one mode, and compare it with the reference's answers, ``others``."""
     both = [(own[i], others[i]) for i in sorted(own.keys() & others.keys())]
     compared = [] if is_reference else both
-    tokens, rounds, accepted, cut = (
-        sum(getattr(answer, name) for answer in own.values()) for name in ("tokens", "rounds", "accepted", "cut")
+    tokens, rounds, accepted, cut, seconds = (
+        sum(getattr(answer, name) for answer in own.values())
+        for name in ("tokens", "rounds", "accepted", "cut", "seconds")
     )
     scored = all(answer.score is not None for answer in own.values())
     apart = (0.0, 0.0, 0.0)
     if compared and scored:
         apart = paired_interval([a.score for a, _ in compared], [b.score for _, b in compared])
-    seconds = None if speed is None else sum(answer.seconds for answer in own.values())
     return ModeScore(
         label, fmean(answer.score for answer in own.values()) if scored else None, len(own), *apart,
         *((accepted / rounds, tokens / rounds) if rounds else (0.0, 0.0)),
-        None if seconds is None else tokens / seconds, 100 * rounds / tokens if tokens else 0.0,
+        tokens / max(1e-12, seconds), 100 * rounds / tokens if tokens else 0.0,
         sum(a.text == b.text for a, b in both), tokens / len(own),
         interval([a.tokens - b.tokens for a, b in compared]) if compared else None,
-        None if seconds is None else seconds / len(own), cut / len(own), speed,
+        seconds / len(own), cut / len(own), lossless=is_lossless,
     )  # fmt: skip
 
 
@@ -138,10 +100,6 @@ def _calls(answers: Mapping[int, Answer], size: int) -> _Calls:
         tokens, seconds = sums.get(i // size, (0, 0.0))
         sums[i // size] = tokens + answer.tokens, seconds + answer.seconds
     return sums
-
-
-def _pace(calls: _Calls) -> float:
-    return sum(tokens for tokens, _ in calls.values()) / max(1e-12, sum(seconds for _, seconds in calls.values()))
 
 
 def _ratio(own: _Calls, other: _Calls) -> Interval | None:
@@ -165,22 +123,37 @@ class EvaluationResult:
         cls, answers: Sequence[Answer], reference: str, baselines: Mapping[str, Collection[str]] = MappingProxyType({}),
         lossless: Collection[str] = (), batch_size: int = 1,
     ) -> EvaluationResult:  # fmt: skip
-        """Sum up answers as :func:`mode_scores` does; ``lossless`` are rules that decide losslessly here."""
-        rows = mode_scores(answers, reference, baselines, batch_size)
-        scores = {row.label: replace(row, lossless=row.label in lossless) for row in rows}
-        return cls(answers, scores, reference, baselines)
+        """Sum up every mode, and compare it with the mode ``reference`` on the problems that both have answered.
+
+        Parameters
+        ----------
+        baselines
+            The labels of :func:`baselines_of`. Of each baseline the fastest mode counts for :class:`Speed`. Where none
+            is there, the reference is one.
+        lossless
+            The labels of rules that decide losslessly here.
+        batch_size
+            Problems of one call, whose time they share.
+        """
+        modes = by_mode(answers)
+        others, calls = modes.get(reference, {}), {label: _calls(own, batch_size) for label, own in modes.items()}
+        rows = {x: _score(x, own, others, x == reference, x in lossless) for x, own in modes.items()}
+        fastest = cls(answers, rows, reference, baselines).fastest
+        for label, own in calls.items():
+            ratios = {name: _ratio(own, calls[other]) for name, other in fastest.items()}
+            rows[label] = replace(rows[label], speed=Speed(ratios, len(own)))
+        return cls(answers, rows, reference, baselines)
 
     def __repr__(self) -> str:
         return "\n\n".join([*map(as_text, self.tables), *(["\n".join(self.verdict)] if self.verdict else [])])
 
-    def _repr_html_(self) -> str:
-        return "\n".join([*(each.html() for each in self.tables), *(f"<p>{line}</p>" for line in self.verdict)])
-
     @property
     def fastest(self) -> dict[str, str]:
-        """The label of each baseline's fastest mode."""
-        paces = {label: row.tokens_per_second for label, row in self.modes.items() if row.speed is not None}
-        return fastest_of(paces, self.baselines, self.reference)
+        """The label of each baseline's fastest mode, of those that have answered; without any, the reference is one."""
+        paces = {label: row.tokens_per_second for label, row in self.modes.items()}
+        known = {name: [label for label in labels if label in paces] for name, labels in self.baselines.items()}
+        found = {name: max(labels, key=paces.__getitem__) for name, labels in known.items() if labels}
+        return found or ({"reference": self.reference} if self.reference in paces else {})
 
     @property
     def verdict(self) -> list[str]:
@@ -200,7 +173,7 @@ class EvaluationResult:
         rules = [
             row for label, row in self.modes.items() if label not in settings | {self.reference, *fastest.values()}
         ]
-        told = len(rules) > 1 and all(row.speed and base in row.speed.times and not row.speed.few for row in rules)
+        told = len(rules) > 1 and all(row.speed.times.get(base) and not row.speed.few for row in rules)
         return [*words, conclusion(rules, base, fastest[base])] if told else words
 
     @property
@@ -230,8 +203,6 @@ def _label(row: ModeScore) -> str:
 
 def _times(name: str, label: str) -> Column:
     def column(row: ModeScore) -> str:
-        if row.speed is None:
-            return ""
         return "too few calls" if row.speed.few and row.label != label else str(row.speed.times[name])
 
     return column
@@ -242,8 +213,8 @@ def score_table(rows: Rows, reference: str, fastest: Mapping[str, str]) -> Numbe
     columns: dict[str, Column] = {"mode": _label, "n": lambda row: str(row.n)}
     if any(row.score is not None for row in rows):
         columns |= {"score\n(%)": lambda row: percent(row.score, 1), f"points against\n{_over(reference)}": points}
-    columns["tokens\n/s"] = lambda row: "" if row.tokens_per_second is None else figure(row.tokens_per_second)
-    if (base := next((name for name in BASES if name in fastest), None)) and any(row.speed for row in rows):
+    columns["tokens\n/s"] = lambda row: figure(row.tokens_per_second)
+    if base := next((name for name in BASES if name in fastest), None):
         columns[_over(f"× {fastest[base]}")] = _times(base, fastest[base])
     return table(rows, columns, "Speed and quality")
 
@@ -277,10 +248,8 @@ def sentence(row: ModeScore, base: str | None, against: str, reference: str, *, 
     Where answers are right or wrong and not ``graded``, the number of problems alone bounds the loss that they show.
     """
     name = f"`{row.label}`{', which is lossless here,' if row.lossless else ''}"
-    times = None if base is None or row.speed is None else row.speed.times.get(base)
-    if row.speed is None:
-        speed = f"{name} was not timed"
-    elif times is None:
+    times = row.speed.times.get(base)
+    if times is None:
         speed = f"{name} writes {figure(row.tokens_per_second)} tokens a second"
     elif row.speed.few:
         speed = f"{name} was called too few times to tell its speed"

@@ -6,7 +6,6 @@ import io
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from html import escape
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
@@ -37,15 +36,6 @@ class NumberTable:
         names, *cells = ((x, *(text.replace(" (", "\n(") for text in row)) for x, *row in (self.names, *self.cells))
         broken = replace(self, names=names, cells=tuple(cells))
         yield broken._laid_out(max(_LABEL, broken.room(screen, options)))
-
-    def html(self) -> str:
-        """Return the table for a page."""
-
-        def row(tag: str, cells: Iterable[str]) -> str:
-            return "<tr>" + "".join(f"<{tag}>{escape(cell)}</{tag}>" for cell in cells) + "</tr>"
-
-        lines = [row("th", self.names), *(row("td", cells) for cells in self.cells)]
-        return f"<table><caption>{escape(self.title or '')}</caption>{''.join(lines)}</table>"
 
     def room(self, screen: Console, options: ConsoleOptions) -> int:
         """Return the width that the numbers leave for labels."""

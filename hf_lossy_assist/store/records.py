@@ -55,9 +55,7 @@ class Records(Generic[Row]):
     kinds: ClassVar[Mapping[str, Any]] = {}
     growing: ClassVar[frozenset[str]] = frozenset()
 
-    def __init__(
-        self, folder: Path | None = None, plan: Mapping[str, Any] | None = None, argument: str = "folder"
-    ) -> None:
+    def __init__(self, folder: Path | None = None, plan: Mapping[str, Any] | None = None) -> None:
         self.folder, self.plan = folder, dict(plan or {})
         self._rows: dict[Any, Row] = {}
         self._arrays: dict[Any, Any] = {}  # in memory the arrays of each key, in a folder their SHA-256
@@ -65,7 +63,7 @@ class Records(Generic[Row]):
         self.lock = nullcontext() if folder is None or plan is None else folder_lock(folder)
         if folder is not None:
             with self.lock:
-                self.plan = self._manifest(argument) if plan is None else self._agree(self.plan)
+                self.plan = self._manifest() if plan is None else self._agree(self.plan)
             self.refresh()
 
     def __iter__(self) -> Iterator[Row]:
@@ -156,8 +154,8 @@ class Records(Generic[Row]):
         name = hashlib.sha256(json.dumps(key).encode()).hexdigest()[:16]
         return self.folder / f"{Path(self.file).stem}-{name}.safetensors"
 
-    def _manifest(self, argument: str = "folder") -> dict[str, Any]:
-        return read_manifest(self.folder, self.command, {**self.kinds, _RUNS: list}, argument)
+    def _manifest(self) -> dict[str, Any]:
+        return read_manifest(self.folder, self.command, {**self.kinds, _RUNS: list})
 
     def _agree(self, plan: dict[str, Any]) -> dict[str, Any]:
         """Compare a plan with the folder's, and write what both are together."""

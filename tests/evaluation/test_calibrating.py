@@ -14,12 +14,9 @@ from transformers import GenerationConfig
 
 from hf_lossy_assist import LossyUnsupportedError, LossyValueError, LossyVerification, enabled
 from hf_lossy_assist.calibration import Certificate, calibrate
-from hf_lossy_assist.cli.calibrate import outcome_table
 from hf_lossy_assist.evaluation.answers import Answer, AnswerStore
-from hf_lossy_assist.evaluation.calibrating import problems_needed
 from hf_lossy_assist.evaluation.evaluation import Evaluation
 from hf_lossy_assist.evaluation.modes import parse_modes
-from hf_lossy_assist.evaluation.tables import as_text
 from hf_lossy_assist.heads import JudgeHead
 from hf_lossy_assist.pairs import Pair
 from tests.acceptors.table import judge_head
@@ -41,20 +38,6 @@ def saved(answered: Path, tmp_path: Path) -> Path:
     certificate = calibrate(answered, max_loss=3)
     certificate.save(str(tmp_path))
     return tmp_path
-
-
-def test_of_untimed_settings_the_one_with_the_most_tokens_per_round_is_chosen(tmp_path: Path):
-    store = AnswerStore(tmp_path / "answers", evaluation(400).plan())
-    for mode, rounds in (("plain", 8), ("topk:k=2", 3), ("topk:k=3", 4), ("near_top:alpha=0.1", 5)):
-        for i in range(400):
-            store.add(Answer(mode, i, 1.0, 8, rounds, 8 - rounds, None, "", 2))
-    certificate = calibrate(tmp_path / "answers", max_loss=3)
-    assert {x.outcome for x in certificate.tested} == {"certified"}
-    assert certificate.chosen == "topk:k=2"
-    assert certificate.setting.tokens_per_second is None
-    certificate.save(tmp_path)
-    assert Certificate.load(tmp_path) == certificate
-    assert "topk:k=2" in as_text(outcome_table(certificate))
 
 
 def test_the_fastest_certified_setting_is_chosen(answered: Path):
@@ -215,7 +198,6 @@ def test_a_problem_that_is_asked_again_is_no_more_proof(tmp_path: Path):
     found = calibrate(tmp_path, 50)
     assert (found.chosen, found.problems) == (None, 1)
     assert [(each.n, each.loss) for each in found.tested if each.outcome == "not certified"] == [(1, 25.0)] * 2
-    assert problems_needed(tmp_path, 50, 95)[0] == 1
 
 
 def test_answers_without_scores_are_refused(tmp_path: Path):

@@ -17,7 +17,7 @@ from hf_lossy_assist.evaluation.answers import RESULTS, AnswerStore, load_answer
 from hf_lossy_assist.evaluation.evaluation import Evaluation, reference_of
 from hf_lossy_assist.evaluation.modes import DecodingMode, parse_modes
 from hf_lossy_assist.evaluation.requests import Response
-from hf_lossy_assist.evaluation.result import mode_scores
+from hf_lossy_assist.evaluation.result import EvaluationResult
 from hf_lossy_assist.heads import JudgeHead
 from hf_lossy_assist.pairs import Pair
 from hf_lossy_assist.store.folder import Process
@@ -84,7 +84,7 @@ def test_scores_are_the_task_s_and_work_is_counted(whole, pair):
     assert whole.modes["plain"].tokens_per_round == 1
     assert 1 < whole.modes["stock"].tokens_per_round == pytest.approx(whole.modes["lossless"].tokens_per_round, rel=0.2)
     baselines = {"plain": ["plain"], "stock": ["stock"], "lossless": ["lossless"]}
-    assert list(whole.modes.values()) == mode_scores(whole.answers, "plain", baselines)
+    assert whole.modes == EvaluationResult.of(whole.answers, "plain", baselines).modes
     assert all(a.seconds > 0 for a in whole.answers)
 
 

@@ -16,7 +16,7 @@ from hf_lossy_assist.evaluation.quality import (
     paired_interval,
     times_as_fast,
 )
-from hf_lossy_assist.evaluation.result import answer_table, mode_scores
+from hf_lossy_assist.evaluation.result import EvaluationResult, answer_table
 from hf_lossy_assist.evaluation.tables import as_text
 
 
@@ -129,7 +129,7 @@ def test_modes_are_summed_up_and_compared_problem_by_problem():
     answers = [answer("a", i, score) for i, score in enumerate(own)]
     answers += [answer("b", i, score, 20, 5, 15) for i, score in enumerate(other)]
     answers += [answer("c", 2, 1.0, 5, 0, 5)]
-    a, b, c = mode_scores(answers, "b")
+    a, b, c = EvaluationResult.of(answers, "b").modes.values()
     assert (b.difference, b.low, b.high) == (0, 0, 0)
     assert (a.difference, a.low, a.high) == paired_interval(own, other)
     assert (a.score, a.n, b.score) == (0.5, 3, pytest.approx(1 / 3))
@@ -145,7 +145,7 @@ def test_lengths_are_compared_problem_by_problem():
     answers = [
         Answer(mode, i, 1.0, n, n, 0, n / 10, "", cut=n > 35) for mode, own in tokens.items() for i, n in enumerate(own)
     ]
-    alone, lossy = mode_scores(answers, "plain")
+    alone, lossy = EvaluationResult.of(answers, "plain").modes.values()
     assert (alone.tokens_per_answer, alone.tokens_apart) == (25.0, None)
     assert (alone.cut_off, lossy.cut_off) == (0.25, 0.5)
     known = stats.ttest_rel(tokens["topk"], tokens["plain"]).confidence_interval()

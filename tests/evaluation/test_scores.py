@@ -9,7 +9,7 @@ import pytest
 
 from hf_lossy_assist.evaluation.answers import Answer
 from hf_lossy_assist.evaluation.modes import parse_modes
-from hf_lossy_assist.evaluation.result import baselines_of, mode_scores
+from hf_lossy_assist.evaluation.result import EvaluationResult, baselines_of
 
 BASELINES = {"plain": ["plain"], "stock": ["stock@3", "stock@5"], "lossless": ["lossless@3", "lossless@5"]}
 
@@ -19,7 +19,7 @@ def timed(mode: str, id: int, seconds: float) -> Answer:
 
 
 def rows(answers, **options):
-    return {row.label: row for row in mode_scores(answers, "plain", baselines=BASELINES, **options)}
+    return EvaluationResult.of(answers, "plain", BASELINES, **options).modes
 
 
 ANSWERS = [
@@ -50,13 +50,6 @@ def test_ratios_have_an_interval_over_the_calls():
     )
     (whole,) = {rows(answers, batch_size=40)["lossless@5"].speed.times["plain"]}
     assert whole == pytest.approx((1.5,) * 3), "one call of 40 rows has no spread"
-
-
-def test_what_was_not_timed_has_no_speed():
-    untimed = replace(timed("lossless@5", 0, 1.0), seconds=None)
-    found = rows([timed("plain", 0, 1.0), untimed, timed("lossless@5", 1, 1.0)])
-    assert (found["lossless@5"].speed, found["lossless@5"].tokens_per_second) == (None, None)
-    assert found["plain"].speed.times.keys() == {"plain"}
 
 
 def test_baselines_are_of_this_process_and_by_the_target_s_own_law():

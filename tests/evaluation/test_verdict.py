@@ -111,15 +111,6 @@ def test_a_mode_with_nothing_beside_it_says_its_own_pace():
     assert words[0].startswith("`lossless` writes 20 tokens a second, and no loss")
 
 
-def test_rules_beside_an_untimed_reference_have_no_winner():
-    answers = [Answer(mode, i, 1.0, 12, 4, 8, seconds, "") for mode, seconds in
-               {"plain": None, "min_p": 1.0, "topk": 1.1}.items() for i in range(N)]  # fmt: skip
-    words = EvaluationResult.of(answers, "plain", {"plain": ["plain"]}).verdict
-    assert [line.split(",")[0] for line in words] == [
-        "`min_p` writes 12 tokens a second", "`topk` writes 10.91 tokens a second"
-    ]  # fmt: skip
-
-
 @pytest.mark.parametrize("n", [1, 8])
 def test_graded_scores_without_spread_show_no_loss_and_do_not_say_that_they_could(n):
     for score in (0.7, 0.6):

@@ -122,8 +122,8 @@ def test_what_may_grow_grows(tmp_path):
 
 
 def test_what_is_no_such_folder_is_refused(tmp_path):
-    with pytest.raises(LossyValueError, match="`data` has to be a folder that `lossy-assist evaluate` wrote"):
-        Lines(tmp_path, argument="data")
+    with pytest.raises(LossyValueError, match="`folder` has to be a folder that `lossy-assist evaluate` wrote"):
+        Lines(tmp_path)
     (tmp_path / "lines.jsonl").write_text('{"mode": "a"}\n')
     with pytest.raises(LossyValueError, match=r"new folder, but .* has a lines\.jsonl"):
         Lines(tmp_path, PLAN)
@@ -144,7 +144,7 @@ def test_what_is_no_such_folder_is_refused(tmp_path):
                 Lines(tmp_path, given)
         assert (tmp_path / MANIFEST).read_text() == text
     (tmp_path / "file").touch()
-    with pytest.raises(LossyValueError, match="`out` has to be a place to write to"):
+    with pytest.raises(FileExistsError):
         Lines(tmp_path / "file", PLAN)
 
 
