@@ -108,16 +108,6 @@ def vllm_engines(wanted: bool, python: Path | None, threads: int | None) -> Vllm
     return None if python is None else VllmEngines(python, threads)
 
 
-def _lacking(python: Path) -> str | None:
-    """Return what an interpreter's environment lacks, without loading any of it."""
-    find = "import importlib.util as u; print([x for x in ('vllm', 'hf_lossy_assist') if u.find_spec(x) is None])"
-    try:
-        found = subprocess.run([str(python), "-c", find], capture_output=True, text=True, check=True).stdout.strip()
-    except (OSError, subprocess.CalledProcessError):
-        return "does not run"
-    return None if found == "[]" else f"lacks {found}"
-
-
 @dataclass(eq=False)
 class VllmEngines:
     """The engines of a comparison, each started when a mode first needs it; a ``with`` block ends them.
@@ -136,16 +126,6 @@ class VllmEngines:
     threads: int | None = None
     _started: dict[str, Engine] = field(default_factory=dict)
     _files: tempfile.TemporaryDirectory[str] = field(default_factory=tempfile.TemporaryDirectory)
-
-    def __post_init__(self) -> None:
-        if self.python.is_file():  # a name without a folder would be looked up in PATH
-            self.python = self.python.absolute()
-        lacking = _lacking(self.python)
-        if lacking is not None:
-            raise LossyValueError(
-                f"`--vllm-python` has to be the interpreter of an environment with vLLM and this package, but "
-                f"{self.python} {lacking}; install 'hf-lossy-assist[vllm]' there"
-            )
 
     def __enter__(self) -> VllmEngines:
         return self
