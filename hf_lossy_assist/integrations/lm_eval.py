@@ -7,7 +7,7 @@ from typing import Any
 
 from transformers import AutoModelForCausalLM
 
-from ..errors import LossyValueError, need
+from ..errors import need
 from ..generation.enabling import enable
 from ..generation.spelling import Spelling
 
@@ -21,8 +21,7 @@ def register() -> type:
     It is the harness's own ``hf`` with assisted ``generate_until`` requests. Its ``model_args`` are
 
     - ``assistant``: the draft, a folder or a Hub id; without it nothing is lossy;
-    - ``lossy_mode``: a mode as in ``evaluate --modes``, e.g. ``judge+topk@8:topk.k=3``, which ``gen_kwargs`` may
-      override; ``lossless`` by default;
+    - ``lossy_mode``: a mode as in ``evaluate --modes``, e.g. ``judge+topk@8:topk.k=3``; ``lossless`` by default;
     - ``lossy_head``: a Hub id or a folder.
 
     Raises
@@ -53,29 +52,12 @@ def register() -> type:
                     draft = AutoModelForCausalLM.from_pretrained(assistant, dtype=self.model.dtype)
                     assistant = draft.to(self.device).eval()
                 enable(self.model)
-                self._lossy = {"assistant_model": assistant, "lossy_head": lossy_head, **_fields(lossy_mode)}
+                spelt = Spelling.read(lossy_mode)
+                self._lossy = {"assistant_model": assistant, "lossy_head": lossy_head}
+                self._lossy |= {"lossy_mode": spelt.mode, "lossy_config": spelt.config}
+                self._lossy |= {} if spelt.gamma is None else {"num_assistant_tokens": spelt.gamma}
 
-        def _model_generate(
-            self,
-            context: Any,
-            max_length: int,
-            stop: list[str],
-            lossy_mode: str | None = None,
-            **generation_kwargs: Any,
-        ) -> Any:
-            if lossy_mode is not None and not self._lossy:
-                raise LossyValueError(
-                    f"`gen_kwargs` has `lossy_mode` {lossy_mode!r}, but nothing drafts; give `model_args` "
-                    "an `assistant`"
-                )
-            lossy = self._lossy if lossy_mode is None else self._lossy | _fields(lossy_mode)
-            return super()._model_generate(context, max_length, stop, **{**lossy, **generation_kwargs})
+        def _model_generate(self, context: Any, max_length: int, stop: list[str], **generation_kwargs: Any) -> Any:
+            return super()._model_generate(context, max_length, stop, **{**self._lossy, **generation_kwargs})
 
     return HFLossy
-
-
-def _fields(mode: str) -> dict[str, Any]:
-    """Return the keywords of ``generate()`` of a mode."""
-    spelt = Spelling.read(mode)
-    fields = {"lossy_mode": spelt.mode, "lossy_config": spelt.config, "num_assistant_tokens": spelt.gamma}
-    return {name: value for name, value in fields.items() if value is not None}
