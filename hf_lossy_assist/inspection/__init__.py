@@ -12,8 +12,6 @@ from typing import Any
 
 from jinja2 import Environment, PackageLoader
 
-from ..errors import printable
-
 FATES: Mapping[str, str] = {
     "accepted": "kept, as the lossless rule would",
     "accepted_lossy": "kept only by a lossy rule",
@@ -43,20 +41,12 @@ class InspectedText:
 class InspectionPage:
     """Texts side by side, with the tokens marked that the first text and another do not share.
 
-    A notebook displays it as it is, and a terminal its texts. All texts follow ``prompt`` and use ``tokenizer``.
+    A notebook displays it as it is. All texts follow ``prompt`` and use ``tokenizer``.
     """
 
     texts: Sequence[InspectedText]
     tokenizer: Any
     prompt: str = ""
-
-    def __repr__(self) -> str:
-        """Return the texts, with «marks» around what only a lossy rule kept."""
-        lines = []
-        for text in self.to_dict()["texts"]:
-            marks = [("«{}»" if x["fate"] == "accepted_lossy" else "{}").format(x["text"]) for x in text["tokens"]]
-            lines += [text["title"], "".join(marks)]
-        return printable("\n".join(lines)).rstrip("\n")
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything on the page as plain values that JSON can hold."""

@@ -136,14 +136,6 @@ def test_a_page_is_a_file(tmp_path):
     assert (tmp_path / "page.html").read_text(encoding="utf-8") == shown.html()
 
 
-def test_a_terminal_shows_texts_with_marks():
-    text = [*records(1), *records(2, fate="accepted_lossy"), *records(3, fate="corrected")]
-    words = [WORDS[i] for i in (1, 2, 3)]
-    assert repr(page(text)) == f"text 0\n{words[0]}«{words[1]}»{words[2]}"
-    hostile = InspectionPage([InspectedText(HOSTILE + "\x1b]0;x\x07", [])], Words())
-    assert "\x1b]0;" not in repr(hostile)
-
-
 def test_a_page_may_have_no_text():
-    assert (repr(page()), page().to_dict()["texts"]) == ("", [])
+    assert page().to_dict()["texts"] == []
     assert "<html" in page().html()
