@@ -57,17 +57,8 @@ def drafter_of(
             "it changes the target's own configuration while it drafts; pass `assistant_early_exit=None`, and an "
             "`assistant_model` or `prompt_lookup_num_tokens`"
         )
-    theirs = getattr(assistant, "generation_config", None)
-    gamma = given("num_assistant_tokens", theirs)
-    schedule = given("num_assistant_tokens_schedule", theirs)
-    lengths = Lengths(
-        num_assistant_tokens=gamma,
-        automatic=gamma is None or gamma == "auto",
-        confidence=given("assistant_confidence_threshold", theirs),
-        schedule="constant" if schedule is None else schedule,
-        stop=config.stop_drafting,
-    )
-    if gamma == 0:
+    lengths = lengths_of(given, assistant, config)
+    if lengths.num_assistant_tokens == 0:
         return Nothing(Asked(target, config, lengths))
     options = {name: value for name, value in options.items() if value}
     if isinstance(assistant, StateHead):  # which is asked for by itself
@@ -84,6 +75,20 @@ def drafter_of(
             "LM head; load it with AutoModelForCausalLM"
         )
     return kind
+
+
+def lengths_of(given: GivenFields, assistant: Any, config: LossyConfig) -> Lengths:
+    """Return how much to draft, as a call and its models say it."""
+    theirs = getattr(assistant, "generation_config", None)
+    gamma = given("num_assistant_tokens", theirs)
+    schedule = given("num_assistant_tokens_schedule", theirs)
+    return Lengths(
+        num_assistant_tokens=gamma,
+        automatic=gamma is None or gamma == "auto",
+        confidence=given("assistant_confidence_threshold", theirs),
+        schedule="constant" if schedule is None else schedule,
+        stop=config.stop_drafting,
+    )
 
 
 def check_drafter(kind: Kind) -> None:

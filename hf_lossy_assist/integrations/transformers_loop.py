@@ -24,13 +24,15 @@ from ..core.recorders import StatsRecorder
 from ..core.statistics import LossyStats
 from ..decoding.inspector import with_scores
 from ..drafting import Drafter
-from ..drafting.chain import ChainDrafter, Sampler
-from ..drafting.draft_ends import DEFAULT_NUM_TOKENS, LONGEST, check_num_tokens, fresh
+from ..drafting.chain import Sampler
+from ..drafting.draft_ends import check_num_tokens
 from ..drafting.vocabulary import vocabulary_of
 from ..errors import LossyUnsupportedError, LossyValueError, warn_once
 from ..generation.checks import check_grammar, check_mode, check_processors
-from ..generation.config import LossyConfig
-from ..generation.drafters.draft_model import ModelSource, check_draft_model, draft_runner
+from ..generation.config import GivenFields, LossyConfig
+from ..generation.drafter_choice import check_drafter, lengths_of
+from ..generation.drafters.base import Asked, Kind
+from ..generation.drafters.draft_model import DraftModel, ModelSource, draft_runner
 from ..generation.drafters.generators import GeneratorDrafter
 from ..generation.prepared import mask_of
 from ..models.own_states import with_own_states
@@ -64,7 +66,8 @@ class LossyVerification(LogitsProcessor):
         Draft with this model through our own drafter, which reports the distribution q of its tokens. Rules that read q
         need it. Without it transformers' drafter is used.
     num_assistant_tokens
-        γ of our own drafter; by default the assistant's, or as long as the draft is sure, as in ``generate()``.
+        γ of our own drafter; by default the models' own, or as long as the draft is sure, as in ``generate()``. Their
+        ``num_assistant_tokens_schedule`` and ``assistant_confidence_threshold`` count, too.
     lossy_head
         The trained head of a rule that uses one, as for ``generate()``.
     tokenizer
@@ -103,21 +106,7 @@ class LossyVerification(LogitsProcessor):
         self.config = LossyConfig.from_fields(mode, config, lossy_head, device=device_of(self.target))
         self.tokenizer = tokenizer
         self.config.limits.bind(tokenizer)  # refuses unknown markers
-        self.assistant_model = assistant_model
-        own = getattr(getattr(assistant_model, "generation_config", None), "num_assistant_tokens", None)
-        chosen = own if num_assistant_tokens is None else num_assistant_tokens
-        automatic = chosen in (None, "auto")
-        self.stop = self.config.default_stop if automatic else None
-        self.num_assistant_tokens = (DEFAULT_NUM_TOKENS if self.stop is None else LONGEST) if automatic else chosen
-        check_num_tokens(self.num_assistant_tokens)
-        if assistant_model is not None:
-            inner = innermost(assistant_model)
-            if not isinstance(inner, PreTrainedModel) or drafts_from_target_states(inner):
-                raise LossyValueError(
-                    "`assistant_model` has to be a transformers model that drafts by itself, but is a "
-                    f"{type(assistant_model).__name__}; use enable() for heads"
-                )
-            check_draft_model(self.target, assistant_model)
+        self.kind: Kind | None = None
         self._rounds: _TransformersRounds | None = None
         self._exit = ExitStack()
         self._thread = 0
@@ -134,7 +123,28 @@ class LossyVerification(LogitsProcessor):
             )
         if acceptor.needs & {"draft_probs", "draft_hidden"} and assistant_model is None:
             raise LossyValueError(_UNKNOWN_DISTRIBUTION.format(acceptor.name))
-        acceptor.check_models(self.target, assistant_model)
+        if assistant_model is not None:
+            self.kind = self._drafts_with(assistant_model, num_assistant_tokens)
+        elif num_assistant_tokens is not None:
+            raise LossyValueError(
+                f"`num_assistant_tokens` {num_assistant_tokens!r} is for our own drafter; pass `assistant_model` to "
+                "LossyVerification too, or set it in the assistant's `generation_config`, where transformers reads it"
+            )
+        else:
+            acceptor.check_models(self.target, None)
+
+    def _drafts_with(self, assistant: Any, num_assistant_tokens: int | str | None) -> Kind:
+        inner = innermost(assistant)
+        if not isinstance(inner, PreTrainedModel) or drafts_from_target_states(inner):
+            raise LossyValueError(
+                "`assistant_model` has to be a transformers model that drafts by itself, but is a "
+                f"{type(assistant).__name__}; use enable() for heads"
+            )
+        given = GivenFields(self.target, {"num_assistant_tokens": num_assistant_tokens})
+        kind = DraftModel(Asked(self.target, self.config, lengths_of(given, assistant, self.config), assistant))
+        check_num_tokens(kind.lengths.num_assistant_tokens)
+        check_drafter(kind)
+        return kind
 
     @property
     def stats(self) -> LossyStats | None:
@@ -186,23 +196,21 @@ class LossyVerification(LogitsProcessor):
                 "use enable() and `compile` in `lossy_config` to compile."
             )
             generation_config.disable_compile = True
-        longest = None if self.assistant_model is None else self.num_assistant_tokens
         structured = check_grammar(self.config, others, generation_config.do_sample)
-        check_mode(self.config, generation_config.do_sample, longest)
+        check_mode(self.config, generation_config.do_sample, self.kind and self.kind.longest)
         randomness = Randomness(shared_seed(self.target, self.config.seed))
         acceptor, generator, most = self.config.rule, None, generation_config.max_length
-        if self.assistant_model is None:
+        if self.kind is None:
             generator = build(**{**given, "logits_processor": others})
             drafter = GeneratorDrafter(generator, acceptor, model_kwargs)
         else:
-            runner = draft_runner(self.assistant_model, mask_of(input_ids, model_kwargs), most)
-            drafter = ChainDrafter(
-                ModelSource(runner, vocabulary_of(self.target, self.assistant_model), "draft_hidden" in acceptor.needs),
-                self.num_assistant_tokens,
+            draft = self.kind.model
+            runner, own = draft_runner(draft, mask_of(input_ids, model_kwargs), most), vocabulary_of(self.target, draft)
+            drafter = self.kind.chains(
+                ModelSource(runner, own, self.kind.asked.keep_hidden),
                 Sampler(others, generation_config.do_sample, randomness),
-                stop=fresh(self.stop),
             )
-        known = self.assistant_model is not None or isinstance(generator, DRAFTERS_WITHOUT_LOGITS)
+        known = self.kind is not None or isinstance(generator, DRAFTERS_WITHOUT_LOGITS)
         if "draft_or_point_mass" in acceptor.needs and not known:
             raise LossyValueError(_UNKNOWN_DISTRIBUTION.format(acceptor.name))
         reader = TargetReader(self.target, others, acceptor, generation_config.do_sample, randomness)

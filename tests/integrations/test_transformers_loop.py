@@ -71,6 +71,26 @@ def test_greedy_text_and_counts_equal_our_loop_s(row: Row, architecture: str, ga
     assert counts(hook.stats) == counts(mine.lossy_stats)
 
 
+@pytest.mark.parametrize(
+    "own",
+    [
+        {"num_assistant_tokens": 3, "num_assistant_tokens_schedule": "heuristic"},
+        {"assistant_confidence_threshold": 0.3},
+        {"num_assistant_tokens": 9, "assistant_confidence_threshold": 0.5},
+    ],
+)
+@pytest.mark.parametrize("whose", ["target", "draft"])
+def test_what_the_models_say_of_drafts_counts_as_in_our_loop(own: dict, whose: str):
+    target = tiny()
+    draft = noisy_copy(target)
+    unsaid = ROWS[0].hook(target, draft)
+    stock(unsaid, draft, **GREEDY)
+    {"target": target, "draft": draft}[whose].generation_config.update(**own)
+    mine, hook = ours(target, draft, ROWS[0], None, **GREEDY), ROWS[0].hook(target, draft)
+    assert stock(hook, draft, **GREEDY).tolist() == mine.sequences.tolist()
+    assert counts(hook.stats) == counts(mine.lossy_stats) != counts(unsaid.stats)
+
+
 @pytest.mark.parametrize("row", [row for row in ROWS if row.mode in ("lossless", "topk", "typical")], ids=row_id)
 def test_greedy_text_with_stock_s_drafter(row: Row):
     target = tiny()
@@ -244,7 +264,8 @@ def test_everything_is_undone_after_a_failure(where: str):
         ("topkk", {}, None, "did you mean 'topk'"),
         ("topk", {"kk": 3}, None, "'kk'"),
         ("fsd", {}, None, r"'fsd'.*assistant_model"),
-        ("topk", {"num_assistant_tokens": 0}, None, r"num_assistant_tokens.*0"),
+        ("topk", {"num_assistant_tokens": 4}, None, r"num_assistant_tokens.*4.*`assistant_model`"),
+        ("topk", {"num_assistant_tokens": 0, "assistant_model": tiny()}, None, r"num_assistant_tokens.*0"),
         ("topk", {"assistant_model": random_head()}, None, "`assistant_model`.*Eagle3"),
         ("topk", {"assistant_model": "org/draft"}, None, "`assistant_model`.*str"),
     ],

@@ -204,15 +204,19 @@ class Kind(ABC):
         """Return the strategy that drafts chains from a source, or trees where the call asks for them."""
         if (tree := self.asked.config.tree) is not None:
             return TreeDrafter(source, tree, making.sampler())
-        config, lengths, needs = making.call.config, self.lengths, self.asked.config.rule.needs
-        return strategy(
-            source,
-            draft_length_of(lengths.num_assistant_tokens, lengths.schedule),
-            making.sampler(),
-            # Residuals and ratios need q; in greedy decoding only some rules read it.
-            config.do_sample or making.call.inspected or bool(needs & {"draft_probs", "draft_or_point_mass"}),
-            fresh(lengths.stop) if not lengths.confidence else ConfidenceStop(lengths.confidence),
-        )
+        call, needs = making.call, self.asked.config.rule.needs
+        # Residuals and ratios need q; in greedy decoding only some rules read it.
+        reads_q = call.config.do_sample or call.inspected or bool(needs & {"draft_probs", "draft_or_point_mass"})
+        return self.chains(source, making.sampler(), reads_q, strategy)
+
+    def chains(
+        self, source: Source, sampler: Sampler, keep_logits: bool = True, strategy: type[ChainDrafter] = ChainDrafter
+    ) -> ChainDrafter:
+        """Return the strategy that drafts chains as long as the call and its models say."""
+        lengths = self.lengths
+        stop = ConfidenceStop(lengths.confidence) if lengths.confidence else fresh(lengths.stop)
+        length = draft_length_of(lengths.num_assistant_tokens, lengths.schedule)
+        return strategy(source, length, sampler, keep_logits, stop)
 
     def static(self, making: Making) -> StaticDraft | None:
         """Return what it needs to draft on static caches; None where it drafts on caches of its own."""
