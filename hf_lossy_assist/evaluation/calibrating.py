@@ -206,7 +206,9 @@ def calibrate(
         max_loss=max_loss, confidence=confidence, reference=plan["reference"],
         chosen=None if best is None else best.mode, tested=tested, rule=rule,
         temperature=plan["modes"][plan["reference"]]["temperature"],
-        target=plan["target"], draft=plan["draft"], heads=sums, versions=plan["runs"][-1],
+        target=plan["target"], draft=plan["draft"], heads=sums,
+        changes={name: plan[name] for name in ("draft_dtype", "draft_tokens") if name in plan},
+        versions=plan["runs"][-1],
     )  # fmt: skip
 
 

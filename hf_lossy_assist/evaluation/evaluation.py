@@ -14,12 +14,13 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from .. import tasks
 from ..compat.inputs import ending_tokens
 from ..compat.models import device_of, is_sharded
-from ..drafting.vocabulary import kept_tokens, vocabulary_sizes
+from ..drafting.vocabulary import vocabulary_sizes
 from ..errors import LossyUnsupportedError, LossyValueError, brief, need, warn
+from ..generation.certificate import draft_changes
 from ..generation.enabling import enabled
 from ..heads import Head
 from ..heads.head import place_head
-from ..models.quantised import dtype_of, is_prepacked
+from ..models.quantised import is_prepacked
 from ..pairs import Pair
 from ..progress import track
 from ..store.folder import Process, this_process
@@ -254,10 +255,7 @@ class Evaluation(Checked):
 
 def model_changes(target: nn.Module, draft: nn.Module | None) -> dict[str, Any]:
     """Return the changes that made the models cheaper; their identities do not tell."""
-    changes: dict[str, Any] = {"prepacked": is_prepacked(target) or None}
-    if draft is not None:
-        changes |= {"draft_dtype": dtype_of(draft), "draft_tokens": kept_tokens(draft)}
-    return {name: change for name, change in changes.items() if change is not None}
+    return {**({"prepacked": True} if is_prepacked(target) else {}), **draft_changes(draft)}
 
 
 def reference_of(modes: Sequence[DecodingMode]) -> str:

@@ -13,10 +13,12 @@ from torch import nn
 from transformers import GenerationConfig
 
 from ..acceptors import REGISTRY, Acceptor, place_rule_head
+from ..drafting.vocabulary import kept_tokens
 from ..errors import LossyValueError, brief
 from ..heads import ModelIdentity
 from ..heads.identity import differing_models
 from ..heads.repository import CONFIG, HUB_REFERENCE, WEIGHTS, existing_folder, local_files
+from ..models.quantised import dtype_of
 from ..store.folder import write_json
 from ..values import from_json, is_number
 
@@ -75,6 +77,7 @@ class Certificate(_Typed):
     target: dict[str, Any]
     draft: dict[str, Any] | None
     heads: dict[str, int]  # checksums of their weights and biases, by rule
+    changes: dict[str, Any] = field(default_factory=dict)  # of the draft, see :func:`draft_changes`
     versions: dict[str, Any] = field(default_factory=dict)
     source: str | None = field(default=None, compare=False)  # where it was loaded from, which its file does not say
 
@@ -138,7 +141,8 @@ class Certificate(_Typed):
         for rule, head in used.items():
             head.save_pretrained(folder / rule)
         drawn = {} if self.temperature is None else {"temperature": self.temperature, "top_k": 0, "top_p": 1.0}
-        GenerationConfig(do_sample=self.temperature is not None, **drawn, **self.setting.config).save_pretrained(folder)
+        own = {name: value for name, value in self.setting.config.items() if name != "engine"}
+        GenerationConfig(do_sample=self.temperature is not None, **drawn, **own).save_pretrained(folder)
 
     def head_folders(self, rules: Iterable[str]) -> dict[str, str]:
         """Return the folder of each rule's certified head, where the certificate has one beside it."""
@@ -153,13 +157,18 @@ class Certificate(_Typed):
         draft: nn.Module | None,
         gamma: Any,
         draws: float | None,
+        engine: str | None = None,
     ) -> None:
         """Raise where a run is not the certified one.
 
         ``in_full`` has all settings of its ``rule``. ``gamma`` is its draft length, and ``draws`` its temperature, None
-        for greedy decoding.
+        for greedy decoding. ``engine`` decodes, if not transformers.
         """
         found = differing_models(vars(self), {"target": target, "draft": draft})
+        if (changes := draft_changes(draft)) != self.changes:
+            found.append(f"its draft was changed by {self.changes or 'nothing'}, not by {changes or 'nothing'}")
+        if engine != (own := self.setting.config.get("engine")):
+            found.append(f"it was measured in {own or 'transformers'}, not in {engine or 'transformers'}")
         if in_full != self.rule:
             found.append(f"its rule is {self.rule}, not {in_full}")
         if head_sums(rule) != dict(self.heads):
@@ -184,6 +193,12 @@ def certificate_folder(source: str | Path) -> Path:
     if match is None:
         raise LossyValueError(f"`certificate` has to be a folder or an id on the Hub, but is {brief(source)}")
     return local_files(match["id"], [CERTIFICATE, f"*/{CONFIG}", f"*/{WEIGHTS}"], revision=match["revision"])
+
+
+def draft_changes(draft: nn.Module | None) -> dict[str, Any]:
+    """Return what makes a draft cheaper, so that it drafts other tokens; its identity does not tell."""
+    found = {} if draft is None else {"draft_dtype": dtype_of(draft), "draft_tokens": kept_tokens(draft)}
+    return {name: change for name, change in found.items() if change is not None}
 
 
 def _require(holds: bool, name: str, expected: str, value: Any) -> None:

@@ -12,7 +12,7 @@ import torch
 from huggingface_hub import HfApi
 from transformers import GenerationConfig
 
-from hf_lossy_assist import LossyUnsupportedError, LossyValueError, LossyVerification, enabled
+from hf_lossy_assist import LossyUnsupportedError, LossyValueError, LossyVerification, enabled, quantize_draft
 from hf_lossy_assist.calibration import Certificate, calibrate
 from hf_lossy_assist.evaluation.answers import Answer, AnswerStore
 from hf_lossy_assist.evaluation.evaluation import Evaluation
@@ -269,6 +269,30 @@ def test_another_target_and_another_loop_are_refused(saved: Path):
         other.generate(prompt(), generation_config=config, assistant_model=DRAFT, max_new_tokens=4)
     with pytest.raises(LossyUnsupportedError, match="`certificate`"):
         LossyVerification("topk", TARGET, k=2, certificate=str(saved))
+
+
+def test_a_rounded_draft_is_another(saved: Path, tmp_path: Path):
+    rounded = quantize_draft(copy.deepcopy(DRAFT), "int8")
+    with pytest.raises(LossyValueError, match=r"its draft was changed by nothing, not by \{'draft_dtype': 'int8'\}"):
+        run(saved, assistant_model=rounded)
+    own = replace(evaluation(), pair=Pair(TARGET, rounded, Words(), Numbers()))
+    store = AnswerStore(tmp_path / "answers", own.plan())
+    for mode in MODES.split(","):
+        for i in range(400):
+            store.add(Answer(mode, i, 1.0, 8, 4, 6, 1.0, "", 2))
+    calibrate(tmp_path / "answers", 3).save(tmp_path)
+    assert run(tmp_path, assistant_model=rounded) is not None
+    with pytest.raises(LossyValueError, match="not by nothing"):
+        run(tmp_path)
+
+
+def test_so_is_another_engine(saved: Path):
+    own = Certificate.load(saved)
+    tested = [replace(each, config={**each.config, "engine": "vllm"}) for each in own.tested]
+    replace(own, tested=tested).save(saved)
+    assert not hasattr(GenerationConfig.from_pretrained(saved), "engine")
+    with pytest.raises(LossyValueError, match="it was measured in vllm, not in transformers"):
+        run(saved)
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", "3", "{}", '{"tested": []}', "[" * 10**5, '"\ud800"'])

@@ -18,7 +18,7 @@ def save_certificate(pair: Pair, folder: Path, gamma: int) -> str:
     tested = TestedSetting(
         "typical",
         "typical",
-        {"lossy_mode": "typical", "lossy_config": None, "num_assistant_tokens": gamma},
+        {"lossy_mode": "typical", "lossy_config": None, "num_assistant_tokens": gamma, "engine": "vllm"},
         "certified",
     )
     identities: dict[str, Any] = {role: asdict(ModelIdentity.of(getattr(pair, role))) for role in ("target", "draft")}

@@ -59,7 +59,7 @@ def check_models(settings: EngineSettings, vllm_config: Any, target: Any, draft:
     config.rule.check_models(shown, draft)
     if (certificate := config.certificate) is not None:
         gamma = settings.drafting.tokens
-        certificate.check(config.rule, config.in_full(), shown, draft, gamma, certificate.temperature)
+        certificate.check(config.rule, config.in_full(), shown, draft, gamma, certificate.temperature, "vllm")
 
 
 def model_shown(model: nn.Module, config: Any) -> nn.Module:
