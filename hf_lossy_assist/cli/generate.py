@@ -64,6 +64,9 @@ def generate(
     if prompt is None:
         screen.print(Text(example.prompt, style="dim"), soft_wrap=True)
     ids = pair.encode(example.prompt)
+    law = chosen.law  # that of a folder, if it is one
+    if decoding.sample:
+        law = {"do_sample": True, "temperature": decoding.temperature, "top_p": decoding.top_p}
     with enabled(pair.target):
         output = pair.target.generate(
             input_ids=torch.tensor([ids], device=device_of(pair.target)),
@@ -73,8 +76,7 @@ def generate(
             tokenizer=pair.tokenizer,
             **chosen.drafting(pair),
             max_new_tokens=max_new_tokens,
-            do_sample=decoding.sample,
-            **{name: value for name in ("temperature", "top_p") if (value := getattr(decoding, name)) is not None},
+            **{name: value for name, value in law.items() if value is not None},
             streamer=ConsoleStreamer(pair.tokenizer, screen, mark=show_acceptance),
             return_dict_in_generate=True,
         )

@@ -20,7 +20,7 @@ from ..drafting.draft_ends import DEFAULT_NUM_TOKENS
 from ..drafting.state_head import StateHead
 from ..errors import LossyUnsupportedError, LossyValueError
 from ..generation.certificate import CERTIFICATE, GENERATION_CONFIG, Certificate, head_sums
-from ..generation.config import LossyConfig
+from ..generation.config import FIELDS, LossyConfig
 from ..generation.enabling import enabled
 from ..generation.spelling import OWN_RULE, Spelling, split
 from ..heads import Head
@@ -37,6 +37,13 @@ _STOCK = {
     "cache": Rule("dynamic or static", lambda x: x in ("dynamic", "static")),
 }
 """Settings of transformers' assisted generation."""
+
+
+_STORED = {
+    *FIELDS, "num_assistant_tokens", "do_sample", "temperature", "top_k", "top_p", "max_length", "max_new_tokens",
+    "bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id", "transformers_version",
+}  # fmt: skip
+"""Fields of a folder's generation configuration that a mode says, or that an evaluation has of its own."""
 
 
 @dataclass(frozen=True)
@@ -97,8 +104,16 @@ class DecodingMode:
         if certified:
             settings["certificate"] = folder
         temperature = (1.0 if config.temperature is None else config.temperature) if config.do_sample else None
-        if config.do_sample and (config.top_k or (config.top_p or 1) < 1):
-            raise LossyValueError(f"`modes` has the folder {folder!r}, which draws by `top_k` or `top_p`; take others")
+        if config.do_sample and (config.top_k != 0 or (config.top_p or 1) < 1):  # transformers' own `top_k` is 50
+            raise LossyValueError(
+                f"`modes` has the folder {folder!r}, which draws by `top_k` or `top_p`; set `top_k=0` there, and no "
+                "`top_p`"
+            )
+        if ignored := config.to_diff_dict().keys() - _STORED:
+            raise LossyValueError(
+                f"`modes` has the folder {folder!r}, whose {GENERATION_CONFIG} sets `{min(ignored)}`, which no mode "
+                "can say; take it out of the file, or set it in the model's own, which all modes follow"
+            )
         head, gamma = getattr(config, "lossy_head", None), config.num_assistant_tokens
         return cls(folder, config.lossy_mode, settings, AUTO if gamma is None else gamma, temperature, head=head)
 
@@ -195,16 +210,21 @@ class DecodingMode:
         with enabled(self.generating(pair)), changed:
             yield
 
+    @property
+    def law(self) -> dict[str, Any]:
+        """How tokens are drawn, by keywords of ``generate()``."""
+        if self.temperature is None:
+            return {"do_sample": False}
+        return {"do_sample": True, "temperature": self.temperature, "top_k": 0, "top_p": self.top_p}
+
     def keywords(self, pair: Pair, seed: int) -> dict[str, Any]:
         """Return the keywords of ``generate()`` besides prompt and length; they override the models' defaults."""
         keywords: dict[str, Any] = {
-            "do_sample": self.temperature is not None,
+            **self.law,
             "return_dict_in_generate": True,
             "lossy_mode": self.rule,  # None keeps an enabled model's own defaults away
+            **self.drafting(pair),
         }
-        if self.temperature is not None:
-            keywords |= {"temperature": self.temperature, "top_k": 0, "top_p": self.top_p}
-        keywords |= self.drafting(pair)
         if self.rule is None and self.settings.get("cache") == "static":
             keywords["cache_implementation"] = "static"
         if self.rule is not None:

@@ -10,6 +10,7 @@ from functools import partial
 import pytest
 import torch
 from rich.console import Console
+from transformers import GenerationConfig
 
 from benchmarks.bundled_pair.recipe import build_tokenizer
 from hf_lossy_assist import pairs
@@ -142,6 +143,12 @@ def test_a_seed_makes_samples_repeat(bundled):
         return run_pair("--mode", "ears", "--sample", "--temperature", "0.9", "--seed", f"{seed}")
 
     assert sampled("1") == sampled("1") != sampled("2")
+
+
+def test_a_folder_that_draws_draws(bundled, tmp_path):
+    GenerationConfig(lossy_mode="typical", do_sample=True, temperature=3.0, top_k=0).save_pretrained(tmp_path)
+    texts = [run_pair("--mode", str(tmp_path), "--seed", seed) for seed in ("1", "1", "2")]
+    assert texts[0] == texts[1] != texts[2]
 
 
 @pytest.mark.parametrize("settings", [[], ["--prepack"]])

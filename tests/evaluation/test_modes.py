@@ -168,10 +168,24 @@ def test_a_saved_rule_without_a_draft_length_is_no_target_alone(tmp_path):
         assert mode.label not in baselines_of([mode])["plain"]
     GenerationConfig(lossy_mode="topk", do_sample=True, top_k=0).save_pretrained(tmp_path)
     assert parse_modes(str(tmp_path))[0].temperature == 1.0
-    for more in ({"top_k": 3}, {"top_p": 0.5}):
+    for more in ({"top_k": 3}, {"top_p": 0.5}, {"top_k": None}):
         GenerationConfig(lossy_mode="topk", do_sample=True, **{"top_k": 0, **more}).save_pretrained(tmp_path)
         with pytest.raises(LossyValueError, match="draws by `top_k` or `top_p`"):
             parse_modes(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"assistant_confidence_threshold": 0.4},
+        {"num_assistant_tokens_schedule": "heuristic"},
+        {"repetition_penalty": 2.0},
+    ],
+)
+def test_what_a_folder_says_besides_is_refused_by_name(tmp_path, more):
+    GenerationConfig(lossy_mode="topk", eos_token_id=2, max_new_tokens=9, **more).save_pretrained(tmp_path)
+    with pytest.raises(LossyValueError, match=f"sets `{next(iter(more))}`, which no mode can say"):
+        parse_modes(str(tmp_path))
 
 
 @pytest.mark.parametrize(
