@@ -7,7 +7,7 @@ from typing import Any
 
 from transformers import AutoModelForCausalLM
 
-from ..errors import need
+from ..errors import LossyValueError, need
 from ..generation.enabling import enable
 from ..generation.spelling import Spelling
 
@@ -20,7 +20,7 @@ def register() -> type:
 
     It is the harness's own ``hf`` with assisted ``generate_until`` requests. Its ``model_args`` are
 
-    - ``assistant``: the draft, a folder or a Hub id; without it nothing is lossy;
+    - ``assistant``: the draft, a folder or a Hub id; without it the target decodes alone;
     - ``lossy_mode``: a mode as in ``evaluate --modes``, e.g. ``judge+topk@8:topk.k=3``; ``lossless`` by default;
     - ``lossy_head``: a Hub id or a folder.
 
@@ -45,6 +45,11 @@ def register() -> type:
             lossy_head: Any = None,
             **options: Any,
         ) -> None:
+            if assistant is None and (lossy_mode != "lossless" or lossy_head is not None):
+                raise LossyValueError(
+                    f"`model_args` has `lossy_mode` {lossy_mode!r} and `lossy_head` {lossy_head!r}, but nothing "
+                    "drafts; add an `assistant`"
+                )
             super().__init__(pretrained, **options)
             self._lossy: dict[str, Any] = {}
             if assistant is not None:
@@ -53,7 +58,7 @@ def register() -> type:
                     assistant = draft.to(self.device).eval()
                 enable(self.model)
                 spelt = Spelling.read(lossy_mode)
-                self._lossy = {"assistant_model": assistant, "lossy_head": lossy_head}
+                self._lossy = {"assistant_model": assistant, "lossy_head": lossy_head, "tokenizer": self.tokenizer}
                 self._lossy |= {"lossy_mode": spelt.mode, "lossy_config": spelt.config}
                 self._lossy |= {} if spelt.gamma is None else {"num_assistant_tokens": spelt.gamma}
 

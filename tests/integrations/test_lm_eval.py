@@ -8,7 +8,7 @@ from importlib.util import find_spec
 import pytest
 import torch
 
-from hf_lossy_assist import LossyUnsupportedError
+from hf_lossy_assist import LossyUnsupportedError, LossyValueError
 from hf_lossy_assist.integrations import lm_eval as harness
 from tests.cli.running import invoke
 
@@ -79,3 +79,6 @@ def test_what_is_lossy_is_said_by_the_model_s_arguments(tiny_pair_folder):
     assert everything.tolist() != lossless.tolist() == strict.model.generate(
         asked["context"], max_length=22, do_sample=False, pad_token_id=strict.tokenizer.pad_token_id
     ).tolist()  # fmt: skip
+    for alone in ({"lossy_mode": "topk"}, {"lossy_head": "org/head"}):
+        with pytest.raises(LossyValueError, match=r"`model_args` has `lossy_mode`.*nothing drafts"):
+            make(target, device="cpu", **alone)
