@@ -8,8 +8,8 @@ from __future__ import annotations
 import functools
 import inspect
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from importlib import metadata
 from itertools import chain
 from pathlib import Path
@@ -122,40 +122,11 @@ def obstacle_in_adapter(model: nn.Module) -> str | None:
     )
 
 
-class RowAdapters:
-    """Gives PEFT's layers the adapters of the rows that a forward is over.
-
-    For a call with ``adapter_names``, PEFT's own hooks hand on those of all ``count`` rows, but rows that end leave a
-    batch.
-    """
-
-    rows: Sequence[int]  # the rows of the next forwards, by their numbers in the call
-
-    def __init__(self, model: nn.Module, count: int) -> None:
-        self._names = {
-            module: names
-            for module in (model.modules() if hasattr(model, "peft_config") else ())
-            for hook in module._forward_pre_hooks.values()
-            if (names := getattr(hook, "keywords", {}).get("adapter_names"))
-        }
-        for names in self._names.values():
-            if len(names) != count:
-                raise LossyValueError(
-                    f"`adapter_names` has to name the adapter of each of the {count} rows, but has {len(names)} names; "
-                    "with `num_return_sequences`, name a prompt's adapter once for each of its texts"
-                )
-
-    def _hand_on(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
-        names = [self._names[module][row] for row in self.rows]
-        filler = names[-1:] * (len(args[0]) - len(names) if args else 0)  # a static cache keeps its number of rows
-        return args, kwargs | {"adapter_names": names + filler}
-
-    @contextmanager
-    def in_use(self) -> Iterator[None]:
-        with ExitStack() as stack:
-            for module in self._names:
-                stack.enter_context(module.register_forward_pre_hook(self._hand_on, with_kwargs=True))
-            yield
+def has_adapters_by_row(model: nn.Module) -> bool:
+    """Tell whether PEFT gives each row of a running call an adapter of its own, by ``adapter_names``."""
+    modules = model.modules() if hasattr(model, "peft_config") else ()
+    hooks = chain.from_iterable(module._forward_pre_hooks.values() for module in modules)
+    return any(getattr(hook, "keywords", {}).get("adapter_names") for hook in hooks)
 
 
 def owner_of(name: str) -> type:

@@ -143,6 +143,11 @@ def obstacle_to_rows(model: PreTrainedModel, inputs: Mapping[str, Any], ids: Ten
     return None
 
 
+def reads_by_column(inputs: Mapping[str, Any]) -> bool:
+    """Tell whether a model reads a piece of a sound with every token, by the token's column."""
+    return "current_window" in inputs  # of Kyutai's
+
+
 def obstacle_in_cross_attention(model: PreTrainedModel, inputs: Mapping[str, Any]) -> str | None:
     """Say why a forward over several tokens would hide parts of an image that one over a single token shows."""
     if not _looking_layers(model):

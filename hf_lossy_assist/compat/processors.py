@@ -64,6 +64,10 @@ _INDEXED_PROCESSORS = (
 _OBSERVERS = (_processors.WhisperNoSpeechDetection,)
 
 
+UNREPEATABLE = _processors.UnbatchedClassifierFreeGuidanceLogitsProcessor
+"""A second call for one prefix corrupts its cache, which is too large to be copied."""
+
+
 def without_observers(processors: Iterable[Any]) -> LogitsProcessorList:
     """Return the processors that may change scores, the nucleus' as one that sorts less."""
     return LogitsProcessorList([_sorting_less(x) for x in processors if not isinstance(x, _OBSERVERS)])

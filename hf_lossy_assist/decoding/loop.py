@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ..acceptors import Acceptor, decide
-from ..compat.models import RowAdapters, any_unfinished
+from ..compat.models import any_unfinished
 from ..core.messages import Commit, Draft, RowDecision, TargetOutput, Verification
 from ..core.recorders import StatsRecorder
 from ..core.statistics import LossyStats
@@ -39,7 +39,6 @@ class Decoding:
     progress: Progress  # says where texts end
     stats: StatsRecorder
     outputs: OutputRecorder  # collects the outputs that the caller asked for
-    adapters: RowAdapters
     inspected: bool = False  # whether the models' probabilities of every token are recorded
     synced: bool = False  # whether every process runs a forward of the target in every round, until all have finished
     done: bool = field(default=False, init=False)
@@ -56,7 +55,6 @@ class Decoding:
             return self.finish()
 
     def round(self) -> None:
-        self.adapters.rows = self.texts.rows
         self.stats.start()
         self.conclude(self.draft())
 

@@ -8,12 +8,13 @@ from torch import nn
 from transformers import LogitsProcessorList, PreTrainedModel
 from transformers.cache_utils import StaticCache
 from transformers.generation.candidate_generator import CandidateGenerator
-from transformers.generation.logits_process import UnbatchedClassifierFreeGuidanceLogitsProcessor
 
 from ..compat.caches import CACHE, belongs_to_user, new_cache, obstacle_in_cache
 from ..compat.inputs import WITH_TOKENS, obstacle_in_tokens
+from ..compat.models import has_adapters_by_row
 from ..compat.multimodal import obstacle_in_cross_attention, obstacle_to_rows, obstacle_to_states
 from ..compat.probe import obstacle_to_padding, obstacle_to_rollback, obstacle_to_trees
+from ..compat.processors import UNREPEATABLE
 from ..decoding.outputs import OUTPUTS
 from ..drafting.vocabulary import vocabulary_sizes
 from ..errors import LossyUnsupportedError, LossyValueError, warn_once
@@ -152,13 +153,11 @@ def _check_tokens(kind: Kind, call: Prepared) -> None:
 
 
 def check_processors(user: str, processors: LogitsProcessorList) -> None:
-    """Refuse the processor whose cache a second call for one prefix corrupts; it is too large to be copied."""
-    kind = UnbatchedClassifierFreeGuidanceLogitsProcessor
     for processor in processors:
-        if isinstance(processor, kind):
+        if isinstance(processor, UNREPEATABLE):
             raise LossyUnsupportedError(
-                f"{user} can't be used with {kind.__name__}, the processor of `guidance_scale`, which keeps a state "
-                "from token to token; leave it out"
+                f"{user} can't be used with {UNREPEATABLE.__name__}, the processor of `guidance_scale`, which keeps a "
+                "state from token to token; leave it out"
             )
 
 
@@ -183,6 +182,11 @@ def _check_batch(mode: str, kind: Kind, call: Prepared) -> None:
     rows = f"the batch has {call.batch} rows (prompts × `num_return_sequences`)"
     if call.streamer is not None:
         raise LossyValueError(f"`streamer` can only show a batch of 1, but {rows}; leave it out")
+    if has_adapters_by_row(call.model):
+        raise LossyUnsupportedError(
+            f"`adapter_names` can't be used with `lossy_mode` {mode!r} where {rows}, because rows that end leave the "
+            "batch; choose an adapter by `set_adapter`, and call generate() for the prompts of each apart"
+        )
     if isinstance(generator := kind.asked.generator, CandidateGenerator):
         raise LossyUnsupportedError(
             f"`candidate_generator` {type(generator).__name__} drafts for one sequence, but {rows}; "

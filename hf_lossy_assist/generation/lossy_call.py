@@ -16,16 +16,8 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
 
 from ..compat.caches import attention_windows, cache_of, ready_for_rollback
-from ..compat.models import (
-    RowAdapters,
-    device_of,
-    obstacle_in_adapter,
-    replaces,
-    replaces_decoding,
-    shared_seed,
-    unwrap,
-)
-from ..compat.multimodal import ENCODED, PreparedInputs, other_inputs, prepared_inputs
+from ..compat.models import device_of, obstacle_in_adapter, replaces, replaces_decoding, shared_seed, unwrap
+from ..compat.multimodal import ENCODED, PreparedInputs, other_inputs, prepared_inputs, reads_by_column
 from ..compat.positions import FrequencySwitch, frequency_switch, learned_positions, positions_ahead
 from ..compat.processors import observe, without_observers
 from ..core.distributions import Randomness
@@ -175,9 +167,7 @@ class LossyCall:
             call.config, call.stopping_criteria, call.ids, call.padding, limits, call.streamer, quotable
         )
         randomness = Randomness(shared_seed(self.model, self.config.seed))
-        adapters = RowAdapters(self.model, call.batch)
-        # Some models read a piece of a sound with every token, by the token's column.
-        apart = call.batch > 1 and (self.kind.row_by_row or "current_window" in call.inputs)
+        apart = call.batch > 1 and (self.kind.row_by_row or reads_by_column(call.inputs))
         if apart:
             check_row_by_row(self.config.rule.name, call)
             warn_once(
@@ -191,20 +181,13 @@ class LossyCall:
         if (draft_inputs := self._draft_inputs(call)) is not None:
             call = replace(call, draft_inputs=draft_inputs)
         outputs = OutputRecorder(generation_config, call.batch, input_ids.shape[1])
-        decoding = partial(self._decoding, progress, randomness, adapters, outputs)
-        with adapters.in_use():
-            if apart:
-                return _decode_row_by_row(lambda i: decoding(call.alone(i), row=i), progress, outputs, call)
-            return decoding(call).decode()
+        decoding = partial(self._decoding, progress, randomness, outputs)
+        if apart:
+            return _decode_row_by_row(lambda i: decoding(call.alone(i), row=i), progress, outputs, call)
+        return decoding(call).decode()
 
     def _decoding(
-        self,
-        progress: Progress,
-        randomness: Randomness,
-        adapters: RowAdapters,
-        outputs: OutputRecorder,
-        call: Prepared,
-        row: int = 0,
+        self, progress: Progress, randomness: Randomness, outputs: OutputRecorder, call: Prepared, row: int = 0
     ) -> Decoding:
         """Put a run together; ``row`` is the number of its first row in ``progress``."""
         acceptor, config = self.config.rule, call.config
@@ -231,7 +214,6 @@ class LossyCall:
             progress=progress,
             stats=StatsRecorder(acceptor.is_lossless(config.do_sample), call.batch, row),
             outputs=outputs,
-            adapters=adapters,
             inspected=self.config.inspect,
             synced=call.synced_gpus,
         )
