@@ -297,8 +297,14 @@ class Advising:
     out: Path | None = None  # a folder of answers, which an interrupted run goes on with
 
     def __post_init__(self) -> None:
-        if not self._call_of(self.evaluation.modes[0]).kind.cached or self.pair.lookup:
+        kind = self._call_of(self.evaluation.modes[0]).kind
+        if not kind.cached or self.pair.lookup:
             raise LossyUnsupportedError(f"`advise` replays drafts of a draft model alone; of others, {MEASURE}")
+        if kind.lengths.confidence or kind.lengths.schedule != "constant":
+            raise LossyUnsupportedError(
+                "`assistant_confidence_threshold` or `num_assistant_tokens_schedule` is set in the models' "
+                f"`generation_config`, but `advise` does not replay them; set both to None, or {MEASURE}"
+            )
 
     @property
     def pair(self) -> Pair:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import replace
 
 import numpy as np
@@ -157,6 +158,16 @@ def test_drafts_of_other_drafters_are_for_evaluate_to_measure(models, tokenizer,
     other = replace(models, draft=None, lookup=4) if drafting == "look-up" else Pair(*dflash_heads.trained_pair())
     with pytest.raises(LossyUnsupportedError, match="of a draft model alone; of others, measure a dozen prompts"):
         Advising(target_alone(replace(other, tokenizer=tokenizer), [[1, 5, 9]]))
+
+
+@pytest.mark.parametrize(
+    "own", [{"assistant_confidence_threshold": 0.4}, {"num_assistant_tokens_schedule": "heuristic"}]
+)
+def test_so_are_drafts_whose_length_the_models_choose(models, tokenizer, own):
+    draft = copy.deepcopy(models.draft)
+    draft.generation_config.update(**own)
+    with pytest.raises(LossyUnsupportedError, match="set both to None, or measure a dozen prompts"):
+        Advising(target_alone(replace(models, draft=draft, tokenizer=tokenizer), [[1, 5, 9]]))
 
 
 @pytest.mark.parametrize("kept", [False, True])
