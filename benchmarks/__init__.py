@@ -8,9 +8,8 @@ from typing import Any
 from cyclopts import App, Parameter
 
 
-def application(about: str | None = None, main: Callable[..., Any] | None = None) -> App:
-    """Return an application that is ``main``, or whose commands are still to come."""
-    app = App(help=about, help_format="plaintext", version_flags=(), default_parameter=Parameter(negative=()))
-    if main is not None:
-        app.default(main)
+def application(main: Callable[..., Any]) -> App:
+    """Return an application that is ``main``."""
+    app = App(help_format="plaintext", version_flags=(), default_parameter=Parameter(negative=()))
+    app.default(main)
     return app

@@ -166,7 +166,7 @@ def main(
         sys.exit(2)
 
 
-app = application(main=main)
+app = application(main)
 
 if __name__ == "__main__":
     app()

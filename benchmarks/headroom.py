@@ -12,9 +12,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
-from typing import Any
 
 import numpy as np
+from matplotlib.figure import Figure
 
 from .tables import Interval, Row, interval, markdown, ratio, rows, times
 
@@ -29,7 +29,7 @@ DRAWN = np.geomspace(0.005, 0.5, 40)
 """The costs of a drafted token in plots."""
 LENGTHS = np.arange(1, 33)
 """The lengths γ of drafts."""
-WRITTEN = 5
+WRITTEN = "5"
 """γ of the whole answers."""
 RULES = {  # by name: the order by which it keeps mismatches; the least value, or the share that it keeps; its answers
     "judge": ("order: judge", None, 0.45, "judge:threshold=0.263591"),
@@ -54,10 +54,22 @@ def rounds(length: int, stops: Sequence[int], gamma: int) -> int:
     return count
 
 
-def best(rounds: np.ndarray, cost: float) -> np.ndarray:
-    """Return the time of each text with the γ that is best for all, in calls, of its rounds with each γ ``(N, Γ)``."""
-    spent = rounds * (1 + cost * LENGTHS)
-    return spent[:, spent.sum(0).argmin()]
+class Drafted:
+    """Texts, replayed with drafts of other lengths."""
+
+    places: Sequence[tuple[int, Sequence[int]]]
+    """The length of each text, and where drafts end in it."""
+
+    @cached_property
+    def drafts(self) -> dict[str, np.ndarray]:
+        """``(N, 2)`` the rounds of each text and the tokens that they draft, by the length of drafts."""
+        return {str(n): np.outer([rounds(*text, n) for text in self.places], (1, n)) for n in LENGTHS}
+
+    def best(self, cost: float) -> tuple[str, np.ndarray]:
+        """Return the drafts that are best for all texts, and each text's time with them, in calls."""
+        spent = {name: both @ (1, cost) for name, both in self.drafts.items()}
+        name = min(spent, key=lambda x: spent[x].sum())
+        return name, spent[name]
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,7 +77,6 @@ class Text:
     """An answer and its mismatches, in order."""
 
     length: int
-    solved: bool  # whether the target's own answer is right
     mismatches: tuple[Row, ...]  # a label each: `index` in the text, and whether it is `important`
     orders: tuple[Row, ...]  # of the same mismatches: how early each rule keeps them
 
@@ -79,12 +90,12 @@ def texts(title: str) -> tuple[Text, ...]:
     for x in rows("labels"):
         labelled = tuple(m for m in x["mismatches"] if m["weight"])
         if x["texts"] in names and len(labelled) == len(x["mismatches"]):
-            found.append(Text(len(x["last_response"]), x["solved"], labelled, tuple(next(orders) for _ in labelled)))
+            found.append(Text(len(x["last_response"]), labelled, tuple(next(orders) for _ in labelled)))
     return tuple(found)
 
 
 @dataclass(frozen=True, eq=False)
-class Replay:
+class Replay(Drafted):
     """What a rule keeps of texts, and the rounds that this leaves."""
 
     texts: tuple[Text, ...]
@@ -105,27 +116,19 @@ class Replay:
             kept = np.full(len(every), rule == ALL)
         return cls(texts(title), kept)
 
-    @cached_property
-    def rounds(self) -> np.ndarray:
-        """``(N, Γ)`` the rounds of each text with each length of drafts."""
-        kept, counts = iter(self.kept.tolist()), []
-        for text in self.texts:
-            stops = [x["index"] for x in text.mismatches if not next(kept)]
-            counts.append([rounds(text.length, stops, gamma) for gamma in LENGTHS])
-        return np.array(counts)
+    @property
+    def places(self) -> list[tuple[int, list[int]]]:
+        kept = iter(self.kept.tolist())
+        return [(text.length, [x["index"] for x in text.mismatches if not next(kept)]) for text in self.texts]
 
     def beside(self, other: Replay, cost: float) -> Interval:
         """Return the time of an answer beside another rule's, where a drafted token costs so much."""
-        return interval(np.stack([best(x.rounds, cost) for x in (self, other)], axis=1), ratio, log=True)
+        return interval(np.stack([x.best(cost)[1] for x in (self, other)], axis=1), ratio, log=True)
 
     @property
     def calls(self) -> float:
         """The tokens of a call with drafts as long as those of the whole answers."""
-        return sum(text.length for text in self.texts) / float(self.rounds[:, WRITTEN - 1].sum())
-
-    @property
-    def f(self) -> float:
-        return float(self.kept.mean())
+        return sum(text.length for text in self.texts) / float(self.drafts[WRITTEN][:, 0].sum())
 
     @property
     def matter(self) -> float:
@@ -180,30 +183,30 @@ def table() -> str:
                 lines.append((f"{title}, {len(own.texts)}", rule, "", "", calls, "1", "1"))
                 continue
             multiples = own.beside(base, COST), of_right(title, rule, (own, base), COST)
-            lines.append(("", rule, f"{own.f:.2f}", f"{100 * own.matter:.0f}", calls, *map(times, multiples)))
+            lines.append(("", rule, f"{own.kept.mean():.2f}", f"{100 * own.matter:.0f}", calls, *map(times, multiples)))
     heads = ("texts", "rule", "f", "matter, %", "tokens a call", "answer, ×", "right answer, ×")
     return markdown(heads, lines)
 
 
-def draw_curves(axes: Any, curves: Mapping[str, np.ndarray]) -> None:
-    """Draw quantities beside those of ``lossless``, with their intervals ``(C, 3)``, over the costs that are drawn."""
-    for name, values in curves.items():
-        (line,) = axes.plot(DRAWN, values[:, 0], label=name.strip("`"))
-        axes.fill_between(DRAWN, *values[:, 1:].T, color=line.get_color(), alpha=0.15)
-    axes.axhline(1, color="0.8", linewidth=1)
-    axes.set(xscale="log", xlabel="a drafted token's share of a call of the target")
+def draw_panels(path: Path, panels: Mapping[str, Mapping[str, np.ndarray]], what: str) -> None:
+    """Draw quantities with their intervals ``(C, 3)`` over the costs that are drawn, by panel and rule."""
+    figure = Figure(figsize=(10, 4.5), layout="constrained")
+    for axes, (title, curves) in zip(figure.subplots(1, len(panels), sharey=True), panels.items(), strict=True):
+        for name, values in curves.items():
+            (line,) = axes.plot(DRAWN, values[:, 0], label=name.strip("`"))
+            axes.fill_between(DRAWN, *values[:, 1:].T, color=line.get_color(), alpha=0.15)
+        axes.axhline(1, color="0.8", linewidth=1)
+        axes.set(xscale="log", xlabel="a drafted token's share of a call of the target", title=title)
+    figure.axes[0].set_ylabel(what)
+    axes.legend(fontsize="small")
+    figure.savefig(path, dpi=100)
 
 
 def draw(path: Path) -> None:
     """Draw the time of an answer beside ``lossless`` over the cost of a drafted token."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(10, 4.5), layout="constrained")
-    for axes, title in zip(figure.subplots(1, len(TEXTS), sharey=True), TEXTS, strict=True):
-        base = Replay.of(title, LOSSLESS)
-        rules = {x: Replay.of(title, x) for x in (KNOWING, *RULES, ALL)}
-        draw_curves(axes, {x: np.array([own.beside(base, c) for c in DRAWN]) for x, own in rules.items()})
-        axes.set_title(title)
-    figure.axes[0].set_ylabel("time of an answer / that of lossless")
-    axes.legend(fontsize="small")
-    figure.savefig(path, dpi=100)
+    panels = {}
+    for title in TEXTS:
+        base, *rules = (Replay.of(title, x) for x in (LOSSLESS, KNOWING, *RULES, ALL))
+        curves = (np.array([own.beside(base, c) for c in DRAWN]) for own in rules)
+        panels[title] = dict(zip((KNOWING, *RULES, ALL), curves, strict=True))
+    draw_panels(path, panels, "time of an answer / that of lossless")

@@ -56,7 +56,9 @@ def main(
         examples = loaded.task.examples(plan["split"], 1 + max(x["id"] for x in answers))
         prompts = [loaded.task.encode(example, loaded.tokenizer) for example in examples]
         ends = [{"refused": refused(loaded, prompts[x["id"]], x)} for x in answers]
-    write(name, [without_text(x) | own for x, own in zip(answers, ends, strict=True)])
+    texts = ({"text": f"crc32:{zlib.crc32(x['text'].encode()):08x}"} for x in answers)  # equal ones of equal texts
+    kept = ({key: value for key, value in x.items() if key not in _TIMED} for x in answers)
+    write(name, [x | text | own for x, text, own in zip(kept, texts, ends, strict=True)])
     runs = [run.get("argv") or [] for run in plan["runs"]]
     about = {
         "configuration": name, "question": question, "command": shlex.join(runs[-1]),
@@ -78,18 +80,6 @@ def refused(pair: pairs.Pair, prompt: Sequence[int], answer: Mapping[str, Any]) 
     own = answer["ids"] or pair.tokens_of(answer["text"], answer["cut"])
     said = pair.draft(torch.tensor([[*prompt, *own]]), logits_to_keep=len(own) + 1).logits[0, :-1].argmax(-1)
     return (said != torch.tensor(own)).nonzero().flatten().tolist()
-
-
-def without_text(answer: Mapping[str, Any]) -> dict[str, Any]:
-    """Replace an answer's text by its checksum; equal texts have equal ones.
-
-    Examples
-    --------
-    >>> without_text({"mode": "plain", "id": 0, "text": "Hello!", "ids": []})
-    {'mode': 'plain', 'id': 0, 'text': 'crc32:9d2acc56'}
-    """
-    kept = {key: value for key, value in answer.items() if key not in _TIMED}
-    return kept | {"text": f"crc32:{zlib.crc32(answer['text'].encode()):08x}"}
 
 
 def mode_row(name: str, label: str, config: Mapping[str, Any], plan: Mapping[str, Any]) -> dict[str, Any]:
@@ -118,7 +108,7 @@ def write(name: str, rows: Iterable[Mapping[str, Any]]) -> None:
     pq.write_table(table, tables.DATA / "data" / f"{name}.parquet", compression="zstd")
 
 
-app = application(main=main)
+app = application(main)
 
 if __name__ == "__main__":
     app()

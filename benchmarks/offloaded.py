@@ -46,7 +46,7 @@ def main(
     print(result)
 
 
-app = application(main=main)
+app = application(main)
 
 if __name__ == "__main__":
     app()

@@ -10,13 +10,14 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate
 from pathlib import Path
 from statistics import fmean
 
 import numpy as np
+from matplotlib.figure import Figure
 from scipy.stats import binomtest
 
 from docs.generator.tables import with_part
@@ -37,8 +38,8 @@ def said(mode: str) -> str:
 class Answers:
     """The answers of one run, by mode and problem.
 
-    ``spent`` of an answer is its seconds by the costs of rounds that are known, else its rounds where drafts are as
-    long as the reference's, else None.
+    ``spent`` of an answer is its seconds by the costs of rounds, where they are known, else its rounds where drafts are
+    as long as the reference's, else None.
     """
 
     modes: Mapping[str, Mapping[int, Row]]
@@ -56,14 +57,12 @@ class Answers:
             raise LossyValueError(f"`configurations` has to be some of {sorted(known)}, but one is {given!r}")
         reference = next(mode for mode, x in plan.items() if x["reference"])
         costs = {mode for mode, x in plan.items() if x["cost_lengths"]}
-        alike = {mode for mode, x in plan.items() if x["gamma"] == plan[reference]["gamma"]}
+        alike = {mode for mode, x in plan.items() if not costs and x["gamma"] == plan[reference]["gamma"]}
         modes: dict[str, dict[int, Row]] = {}
-        for row in rows(configuration):
-            if row.get("run") == run:
-                mode, spent = row["mode"], None
-                if mode in (costs or alike):
-                    spent = seconds(plan[mode], row) if costs else row["rounds"]
-                modes.setdefault(mode, {})[row["id"]] = {**row, "spent": spent}
+        for x in rows(configuration):
+            if x.get("run") == run:
+                spent = x["rounds"] if x["mode"] in alike else x.get("spent")
+                modes.setdefault(x["mode"], {})[x["id"]] = {**x, "spent": spent}
         lossless = [mode for mode in modes if mode in costs and plan[mode]["rule"] == "lossless"]
         best = min(lossless, key=lambda mode: fmean(x["spent"] for x in modes[mode].values()), default=None)
         return cls(modes, plan, reference, best)
@@ -81,6 +80,10 @@ class Answers:
         """Return the tokens per second of timed answers."""
         own = self.modes[mode].values()
         return sum(x["tokens"] for x in own) / sum(x["seconds"] for x in own)
+
+    def speed(self, mode: str, other: str = "plain") -> str:
+        """Return the tokens per second of timed answers beside another mode's."""
+        return "1" if mode == other else times(self.times(mode, "tokens", "seconds", other))
 
     def points(self, mode: str) -> Interval:
         return points(*self.of_both(mode, None, ("score",)).T)
@@ -118,32 +121,9 @@ class Answers:
         return kept, [said(mode), str(len(own)), score, gain, "" if kept is None else f"{kept:.2f}", speed, *gains, cut]
 
 
-def seconds(mode: Row, answer: Row) -> float:
-    """Return what an answer takes by the costs of its mode's rounds, at the length that its text has in the middle."""
-    rounds, drafted = answer["rounds"], answer.get("drafted")
-    if mode["gamma"] is None:
-        rounds, drafted = answer["tokens"], 0
-    elif mode["gamma"] != "auto":
-        drafted = rounds * int(mode["gamma"])
-    at = mode["cost_lengths"]
-
-    def cost(values: Sequence[float], length: float) -> float:
-        return float(np.interp(length, at, values))
-
-    length = answer["prompt"] + answer["tokens"] / 2
-    read = [cost(values, length) for values in mode["cost_target"]]
-    each = drafted / rounds
-    round_ = each * cost(mode["cost_drafted"], length) + float(np.interp(each + 1, mode["cost_read"], read))
-    return cost(mode["cost_prompt" if drafted else "cost_prompt_alone"], answer["prompt"]) + rounds * round_
-
-
 def quality(configuration: str, run: str | None = None) -> str:
     """Return the tables of a run, one for each set of problems; rules are in the order of the tokens they keep."""
     answers = Answers.of(configuration, run)
-    if answers.plan[answers.reference]["measure"] is None:
-        raise LossyValueError(
-            f"`configurations` has to have scored answers, but those of {configuration!r} are timed only"
-        )
     groups: dict[frozenset[int], list[str]] = {}
     for mode, own in answers.modes.items():
         if mode != answers.reference:
@@ -177,7 +157,7 @@ def first_page() -> str:
             apart = [a["score"] - b["score"] for a, b in answers.pairs(rule)]
             won, lost, n = sum(x > 0 for x in apart), sum(x < 0 for x in apart), len(apart)
             first = f"{name}, {n} problems" if rule == rules[0] else ""
-            time, price = answers.times(rule, "spent"), answers.times(rule, "rounds", "score")
+            time, price = answers.times(rule, "rounds"), answers.times(rule, "rounds", "score")
             p = float(binomtest(won, won + lost).pvalue) if won + lost else 1.0
             found.append((first, rule, answers.points(rule), time, price, p, p_of(time, n), p_of(price, n)))
     tests = list(zip(*(holm(ps) for ps in list(zip(*found, strict=True))[-3:]), strict=True))
@@ -193,24 +173,19 @@ _LONG = ("min_p@16", "regret@16", "topk@16", "typical@16", "everything@16")
 
 def long_drafts() -> Answers:
     """Return the answers of rules with drafts of 16 tokens, beside ``lossless`` with as many."""
-    run = Answers.of("humaneval-long")
-    wanted = {mode: run.modes[mode] for mode in ("lossless@16", *_LONG)}
-    modes = {mode: {i: {**x, "spent": x["rounds"]} for i, x in own.items()} for mode, own in wanted.items()}
-    return Answers(modes, run.plan, "lossless@16", None)
+    return replace(Answers.of("humaneval-long"), reference="lossless@16")
 
 
 def as_long() -> str:
     answers, lines = long_drafts(), []
     for mode in _LONG:
-        time, price = answers.times(mode, "spent"), answers.times(mode, "rounds", "score")
+        time, price = answers.times(mode, "rounds"), answers.times(mode, "rounds", "score")
         lines.append((said(mode), len(answers.modes[mode]), signed(answers.points(mode)), times(time), times(price)))
     return markdown(("rule", "n", "points", "time of an answer, ×", "time of a right answer, ×"), lines)
 
 
 def draw_rules(path: Path) -> None:
     """Draw the points of each rule over its time of an answer, both beside ``lossless`` with drafts as long."""
-    from matplotlib.figure import Figure
-
     figure = Figure(figsize=(9, 5), layout="constrained")
     axes = figure.add_subplot()
     axes.axhline(0, color="0.85", linewidth=1)
@@ -218,7 +193,7 @@ def draw_rules(path: Path) -> None:
     axes.annotate("lossless", (1, 0), (4, 4), textcoords="offset points", color="0.4", fontsize=8)
     runs = {name: (Answers.of(configuration), rules) for name, (configuration, rules) in _FIRST.items()}
     for name, (answers, rules) in (runs | {"HumanEval, 16 drafted tokens": (long_drafts(), _LONG)}).items():
-        values = [(answers.times(rule, "spent"), answers.points(rule)) for rule in rules]
+        values = [(answers.times(rule, "rounds"), answers.points(rule)) for rule in rules]
         (x, *across), (y, *up) = (np.array(value).T for value in zip(*values, strict=True))
         bars = {"xerr": np.abs(np.array(across) - x), "yerr": np.abs(np.array(up) - y)}
         axes.errorbar(
@@ -234,12 +209,12 @@ def draw_rules(path: Path) -> None:
     figure.savefig(path, dpi=100)
 
 
-def scores(configuration: str, drawn: bool | None = None) -> dict[str, list[Row]]:
-    """Return the rows of a matrix of scores by mode."""
+def by(name: str, configuration: str) -> dict[str, list[Row]]:
+    """Return a configuration's rows by what a column says, without those of drawn texts."""
     found: dict[str, list[Row]] = {}
     for row in rows(configuration):
-        if drawn is None or row["drawn"] == drawn:
-            found.setdefault(row["mode"], []).append(row)
+        if not row.get("drawn"):
+            found.setdefault(row[name], []).append(row)
     return found
 
 
@@ -248,14 +223,14 @@ def beside(modes: Mapping[str, list[Row]], mode: str) -> str:
 
 
 def bundled_pair() -> str:
-    modes = scores("defaults", drawn=False)
+    modes = by("mode", "defaults")
     lines = [(said(mode), f"{own[0]['kept']:.2f}" if mode != "draft" else "", beside(modes, mode))
              for mode, own in modes.items() if mode != "plain"]  # fmt: skip
     return markdown(("rule", "kept of 8", "points"), lines)
 
 
 def trees() -> str:
-    modes, tree = scores("trees", drawn=False), ":tree.depth=6:tree.top_k=4:tree.nodes=16"
+    modes, tree = by("mode", "trees"), ":tree.depth=6:tree.top_k=4:tree.nodes=16"
     lines = []
     rules = {"lossless": "", "judge": ":threshold=0.05", "dropmatch": ":criterion=naive", "topk": ""}
     for rule, settings in rules.items():
@@ -267,7 +242,7 @@ def trees() -> str:
 
 def refusals() -> str:
     """Return how many harmful requests are refused and how many harmless ones answered: they take turns."""
-    modes, lines = scores("refusals"), []
+    modes, lines = by("mode", "refusals"), []
     for mode, own in modes.items():
         harmful, harmless = (f"{sum(x['score'] for x in own if x['id'] % 2 == i):.0f}" for i in (0, 1))
         apart, kept = ("", "") if mode == "plain" else (beside(modes, mode), f"{own[0]['kept']:.2f}")
@@ -281,11 +256,10 @@ def alone() -> str:
     for batch in (1, 4, 10):
         answers = Answers.of("alone", f"batch-{batch}")
         for mode in sorted(answers.modes, key=lambda mode: mode != "plain"):
-            speed = "1" if mode == "plain" else times(answers.times(mode, "tokens", "seconds", "plain"))
             name = _STOCK if mode.startswith("stock") else said(mode.partition("@")[0])
             gain = "" if mode == answers.reference else signed(answers.points(mode))
             n, rate = len(answers.modes[mode]), f"{answers.rate(mode):.1f}"
-            lines.append((batch if mode == "plain" else "", name, n, gain, rate, speed))
+            lines.append((batch if mode == "plain" else "", name, n, gain, rate, answers.speed(mode)))
     return markdown(("batch", "mode", "n", "points", "tokens a second", "× the target alone"), lines)
 
 
@@ -296,11 +270,8 @@ def speeds() -> str:
         answers, cells = Answers.of("alone", f"batch-{batch}"), [name]
         for start in ("plain", "stock", "lossless"):
             mode = next((x for x in answers.modes if x.startswith(start)), None)
-            if mode is None:
-                cells.append("no batches")
-                continue
-            beside = "" if start == "plain" else f", {times(answers.times(mode, 'tokens', 'seconds', 'plain'))} ×"
-            cells.append(f"{answers.rate(mode):.1f}{beside}")
+            beside = "" if mode in (None, "plain") else f", {answers.speed(mode)} ×"
+            cells.append(f"{answers.rate(mode):.1f}{beside}" if mode else "no batches")
         lines.append(cells)
     ours, alone = (gpu_speeds(case, "speed") for case in ("γ = 4", _ALONE))
     theirs = next(x["tokens_per_s"] for x in rows("gpu") if x["case"] == "transformers, static and compiled")
@@ -324,7 +295,7 @@ def engines() -> str:
         answers = Answers.of("engines", run)
         for mode in sorted(answers.modes, key=lambda mode: [*_ENGINES].index(mode.removesuffix("@5"))):
             name, n = _ENGINES[mode.removesuffix("@5")], len(answers.modes[mode])
-            speed = "1" if mode == first else times(answers.times(mode, "tokens", "seconds", first))
+            speed = answers.speed(mode, first)
             lines.append((machine if mode == first else "", name, n, f"{answers.rate(mode):.1f}", speed))
     return markdown(("machine", "engine", "n", "tokens a second", "× `lossless` of `generate()`"), lines)
 
@@ -334,9 +305,7 @@ def sprinter() -> str:
     order = sorted(answers.modes, key=lambda x: (x.startswith("sprinter"), not x.startswith("lossless"), x == "plain"))
     for mode in order[1::-1] + order[2:]:
         own = answers.modes[mode].values()
-        speed = f"1 = {answers.rate(mode):.0f}"
-        if mode != best:
-            speed = times(answers.times(mode, "tokens", "seconds", best))
+        speed = f"1 = {answers.rate(mode):.0f}" if mode == best else answers.speed(mode, best)
         right, gain = f"{sum(x['score'] for x in own):.0f}", answers.points(mode)
         lines.append((said(mode), len(own), right, "" if mode == answers.reference else signed(gain), speed))
     return markdown(("mode", "n", "right, %", "points", "tokens a second, × `lossless@8`"), lines)
@@ -354,10 +323,8 @@ def certified() -> str:
 
 
 def cheap_drafts() -> str:
-    found: dict[str, list[Row]] = {}
-    for row in rows("cheap-drafts"):
-        found.setdefault(row["draft"], []).append(row)
-    loaded, lines = found["as loaded"], []
+    found, lines = by("draft", "cheap-drafts"), []
+    loaded = found["as loaded"]
     for draft, own in found.items():
         cells: list[str] = []
         for what in ("likeliest", "overlap"):
@@ -432,7 +399,7 @@ class Curves:
         self.decisions: dict[str, np.ndarray] = {}
         if "dropmatch" in rows[0]:
             self.decisions["`dropmatch`"] = np.array([x["dropmatch"] for x in rows], dtype=float)
-            self.decisions["regret with its budget"] = spending(self.order[RATIO], self.owner, self.weights)
+            self.decisions["regret with its budget"] = np.array([x["regret"] for x in rows])
         if rows[0].get("followed") is not None:
             full = np.array([x["followed"] >= 5 for x in rows])
             sure = self.order["fly, its entropy alone"][:, None] >= np.linspace(1, 0, 60)
@@ -466,7 +433,7 @@ class Curves:
             areas = np.trapezoid(harmless / harmless[:, -1:], important / important[:, -1:], axis=1)
         return areas[0], *np.nanquantile(areas[1:], (0.025, 0.975))
 
-    def table(self, shown: Sequence[str] | None = None) -> str:
+    def table(self) -> str:
         """Return each rule's AUC, and which share of the mismatches that it keeps matters, beside a blind choice."""
         rules = [*self.order, *self.decisions]
         blind, paid = self.draws @ self.important, {}
@@ -483,9 +450,7 @@ class Curves:
             raw = [math.erfc(abs(gap[0]) / gap[1:].std() / math.sqrt(2)) for gap in gaps]
             ps |= zip(own, holm(raw), strict=True)
         lines = []
-        for rule in sorted(rules, key=lambda rule: paid[rule, 0.3][0] if (rule, 0.3) in paid else math.inf):
-            if shown and rule not in shown:
-                continue
+        for rule in sorted({*rules} & {*SHOWN}, key=lambda rule: paid[rule, 0.3][0]):
             cells = [rule, times(self.area(rule), 3) if rule in self.order else ""]
             for share in SHARES:
                 if (rule, share) not in paid:
@@ -498,24 +463,8 @@ class Curves:
         return markdown(("rule", "AUC", *(f"f = {x}" for x in SHARES)), lines)
 
 
-def spending(order: np.ndarray, prompts: np.ndarray, weights: np.ndarray) -> np.ndarray:
-    """Return ``(N, R)`` how often ``regret`` keeps tokens of texts from left to right, by its local regret.
-
-    A mismatch stands at every place of a draft of five tokens. What was kept before it has spent of the budget.
-    """
-    local, own = np.geomspace(0.002, 20, 60), -np.log(order)
-    kept = (own[:, None, None] <= local[:, None] * np.arange(1, 6)).mean(-1)
-    spent = np.zeros(len(local))
-    for i, charge in enumerate(own):
-        if i and prompts[i] != prompts[i - 1]:
-            spent[:] = 0.0
-        kept[i] *= spent + charge <= 8.0
-        spent += kept[i] * charge * weights[i]
-    return kept
-
-
 def price() -> str:
-    return Curves([x for x in rows("price") if x["texts"] == "two-shots"]).table(SHOWN)
+    return Curves([x for x in rows("price") if x["texts"] == "two-shots"]).table()
 
 
 def gate() -> str:
@@ -532,13 +481,9 @@ def gate() -> str:
 
 def draw_price(path: Path) -> None:
     """Draw the share of the important mismatches that each rule keeps over the share of all."""
-    from matplotlib import colormaps
-    from matplotlib.figure import Figure
-
     curves = Curves([x for x in rows("price") if x["texts"] == "two-shots"])
     figure = Figure(figsize=(10, 6), layout="constrained")
     axes = figure.add_subplot()
-    axes.set_prop_cycle(color=colormaps["tab10"].colors)
     matter = float(curves.draws[0] @ curves.important)
     axes.plot([0, 1], [0, 1], color="0.8", label="a blind choice")
     axes.plot([0, 1 - matter, 1], [0, 0, 1], color="0.5", linestyle=":", label="one that knows the labels")
@@ -586,8 +531,6 @@ def panels(table: str) -> tuple[list[str], dict[str, list[list[Interval]]]]:
 
 def draw_table(table: str, path: Path) -> None:
     """Draw a page's table: a panel for each column with intervals."""
-    from matplotlib.figure import Figure
-
     labels, shown = panels(table)
     figure = Figure(figsize=(3 + 2.2 * len(shown), 1 + 0.3 * len(labels)), layout="constrained")
     for axes, (name, column) in zip(
@@ -688,7 +631,7 @@ def main(*configurations: str, write: bool = False) -> None:
             print(f"{page}, {name}\n\n{table()}\n")
 
 
-app = application(main=main)
+app = application(main)
 
 if __name__ == "__main__":
     app()

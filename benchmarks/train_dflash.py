@@ -116,33 +116,7 @@ def fit(pair: pairs.Pair, recipe: Recipe, folder: Path, **options: Any) -> DFlas
     return head
 
 
-ROWS = {
-    "dflash": {
-        "target alone": "plain",
-        "DFlash, `lossless`": "lossless@5",
-        "DFlash, `dropmatch`, naive, ρ = 0.3": "dropmatch@5:criterion=naive:dropout=0.3",
-        "DFlash, `judge`": "judge@5",
-        "DFlash, `lossless`, 7 tokens": "lossless@7",
-    },
-    "eagle3": {"EAGLE-3, `lossless`": "lossless@5"},
-    "draft": {"the pair's draft, `lossless`": "lossless@5"},
-}
-COMMANDS = [
-    f"lossy-assist evaluate --pair arithmetic{'' if draft == 'draft' else f' --assistant {draft}'} --batch-size 50 \\\n"
-    f"    --limit 100 --modes {','.join(rows.values())} \\\n    --threads 1 --out kept/{draft}"
-    for draft, rows in ROWS.items()
-]
-
-
-def values(head: DFlash) -> dict[str, Any]:
-    """Return what the card says of the head."""
-    recipe = Recipe()
-    return {
-        "own": recipe.own_layers, "longest": head.longest, "anchors": recipe.anchors, "commands": "\n".join(COMMANDS)
-    }  # fmt: skip
-
-
-app = study(__doc__, DFlash, Recipe(), fit, ROWS, "draft", values)
+app = study(Recipe(), fit)
 
 if __name__ == "__main__":
     app()

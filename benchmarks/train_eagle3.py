@@ -149,30 +149,7 @@ def fit(pair: pairs.Pair, recipe: Recipe, folder: Path, **options: Any) -> Eagle
     return descend(pair, recipe, head, written, loss, folder, **options)
 
 
-TREE = "tree.depth=5:tree.top_k=4:tree.nodes=16"
-ROWS = {
-    "target alone": "plain",
-    "`lossless`, chain": "lossless@5",
-    "`lossless`, tree": f"lossless:{TREE}",
-    "`dropmatch`, naive, ρ = 0.3, chain": "dropmatch@5:criterion=naive:dropout=0.3",
-    "`dropmatch`, naive, ρ = 0.3, tree": f"dropmatch:criterion=naive:dropout=0.3:{TREE}",
-    "`judge`, chain": "judge@5",
-    "`judge`, tree": f"judge:{TREE}",
-}
-COMMAND = f"""lossy-assist evaluate --pair arithmetic --assistant eagle3 --batch-size 50 --limit 100 \\
-    --modes {",".join(ROWS.values())} --threads 1 --out kept"""
-
-
-def values(head: Eagle3) -> dict[str, Any]:
-    """Return what the card says of the head."""
-    recipe, config = Recipe(), head.config
-    return {
-        "drafted": config.draft_vocab_size, "vocabulary": config.layer.vocab_size, "unrolled": recipe.unrolled,
-        "last": recipe.steps - recipe.single, "command": COMMAND,
-    }  # fmt: skip
-
-
-app = study(__doc__, Eagle3, Recipe(), fit, {".": ROWS}, "rule", values)
+app = study(Recipe(), fit)
 
 if __name__ == "__main__":
     app()

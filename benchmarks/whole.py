@@ -13,8 +13,9 @@ from functools import cache, cached_property
 from pathlib import Path
 
 import numpy as np
+from matplotlib.figure import Figure
 
-from .headroom import COST, DRAWN, LENGTHS, Replay, answers_of, draw_curves, right_price, rounds
+from .headroom import COST, DRAWN, LENGTHS, Drafted, Replay, answers_of, draw_panels, right_price
 from .tables import Interval, Row, interval, markdown, points, ratio, rows, signed, times
 
 WHOLE, PROGRAMS = "gsm8k-32", "humaneval-32"
@@ -50,7 +51,7 @@ def ended(answer: Row, least: float, longest: int = LENGTHS[-1]) -> tuple[int, i
 
 
 @dataclass(frozen=True, eq=False)
-class Written:
+class Written(Drafted):
     """A mode's answers."""
 
     answers: Sequence[Row]
@@ -60,20 +61,15 @@ class Written:
     def of(cls, configuration: str, mode: str) -> Written:
         return cls([*answers_of(configuration, mode).values()])
 
+    @property
+    def places(self) -> list[tuple[int, list[int]]]:
+        return [(x["tokens"], x["refused"]) for x in self.answers]
+
     @cached_property
     def drafts(self) -> dict[str, np.ndarray]:
-        """``(N, 2)`` the rounds of each answer and the tokens that they draft, by the drafts' length or end."""
-        counts = {n: [rounds(x["tokens"], x["refused"], n) for x in self.answers] for n in LENGTHS}
-        found = {str(n): np.outer(count, (1, n)) for n, count in counts.items()}
-        if all(x.get("chances") for x in self.answers):
-            found |= {f"≥ {least}": np.array([ended(x, least) for x in self.answers]) for least in ENDS}
-        return found
-
-    def best(self, cost: float) -> tuple[str, np.ndarray]:
-        """Return the drafts that are best for all answers, and each answer's time with them, in calls."""
-        spent = {name: both @ (1, cost) for name, both in self.drafts.items()}
-        name = min(spent, key=lambda x: spent[x].sum())
-        return name, spent[name]
+        """The same by their length or end."""
+        ends = ENDS if all(x.get("chances") for x in self.answers) else ()
+        return super().drafts | {f"≥ {least}": np.array([ended(x, least) for x in self.answers]) for least in ends}
 
     @cached_property
     def scores(self) -> np.ndarray:
@@ -124,17 +120,13 @@ def first() -> str:
 
 def draw(path: Path, configuration: str = WHOLE) -> None:
     """Draw the time of a right answer beside that of ``lossless`` over the cost of a drafted token."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(10, 4.5), layout="constrained")
     base, modes = beside_lossless(configuration)
     curves = {x: np.array([own.beside(base, c) for c in DRAWN]) for x, own in modes.items()}
-    for i, axes in enumerate(figure.subplots(1, 2, sharey=True)):
-        draw_curves(axes, {name: values[:, i] for name, values in curves.items()})
-        axes.set_title(f"the time of {('an answer', 'a right answer')[i]}")
-    figure.axes[0].set_ylabel("beside lossless")
-    axes.legend(fontsize="small")
-    figure.savefig(path, dpi=100)
+    panels = {
+        f"the time of {what}": {name: values[:, i] for name, values in curves.items()}
+        for i, what in enumerate(("an answer", "a right answer"))
+    }
+    draw_panels(path, panels, "beside lossless")
 
 
 def share(answers: Sequence[Row]) -> float:
@@ -156,7 +148,7 @@ def on_disk() -> str:
         for mode in modes:
             own, (rule, gamma) = Written.of(configuration, mode), mode.partition(":")[0].split("@")
             seconds = np.array([x["seconds"] for x in own.answers])
-            labelled = Replay.of(title, f"`{rule}`").rounds[:, int(gamma) - 1] * (1 + cost * int(gamma))
+            labelled = Replay.of(title, f"`{rule}`").drafts[gamma] @ (1, cost)
             calls = sum(x["tokens"] for x in own.answers) / sum(x["rounds"] for x in own.answers)
             right = f"{own.scores.sum():.0f} of {len(own.answers)}"
             cells += [f"`{mode}`", right, f"{calls:.1f}", f"{seconds.mean():.0f}"]
@@ -177,8 +169,6 @@ def on_disk() -> str:
 
 def draw_on_disk(path: Path) -> None:
     """Draw the seconds of each answer with the target on disk; crosses are wrong answers."""
-    from matplotlib.figure import Figure
-
     figure = Figure(figsize=(10, 3.5), layout="constrained")
     panels = figure.subplots(1, len(ON_DISK))
     for axes, (configuration, (title, modes)) in zip(panels, ON_DISK.items(), strict=True):

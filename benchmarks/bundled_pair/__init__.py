@@ -1,1 +1,1 @@
-"""The recipe of the bundled pair, its training, and its model cards; ``benchmarks.train_pair`` is the command."""
+"""The recipe of the bundled pair and its training; ``benchmarks.train_pair`` is the command."""

@@ -1,11 +1,10 @@
-"""What the trainings of heads that draft from the bundled target's states share: texts, states, and cards."""
+"""What the trainings of heads that draft from the bundled target's states share: texts, states, and the command."""
 
 from __future__ import annotations
 
-import json
 import os
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -136,54 +135,9 @@ def layer_of(kind: type[PretrainedConfig], target: PretrainedConfig, recipe: Hea
     )  # fmt: skip
 
 
-def kept_rows(folder: Path, rows: Mapping[str, str]) -> Iterator[str]:
-    """Yield the lines of a table: what rounds kept, and how many answers were right, of the modes in ``rows``."""
-    by_mode: dict[str, list[dict]] = {}
-    for line in (folder / "results.jsonl").read_text(encoding="utf-8").splitlines():
-        by_mode.setdefault(json.loads(line)["mode"], []).append(json.loads(line))
-    for (row, mode), said in zip(rows.items(), by_mode.values(), strict=True):
-        rounds, right = sum(x["rounds"] for x in said), sum(x["score"] for x in said) / len(said)
-        mean = sum(x["accepted"] for x in said) / rounds
-        error = 1.96 * sum((x["accepted"] - mean * x["rounds"]) ** 2 for x in said) ** 0.5 / rounds
-        kept = "" if mode == "plain" else f"{mean:.2f} ({mean - error:.2f} to {mean + error:.2f})"
-        yield f"| {row} | {kept} | {100 * right:.1f} % |"
+def study(recipe: HeadRecipe, fit: Callable[[pairs.Pair, Any, Path], StateHead]) -> App:
+    """Return the command that trains a head."""
 
-
-def study(
-    about: str, kind: type[StateHead], recipe: HeadRecipe, fit: Callable[[pairs.Pair, Any, Path], StateHead],
-    rows: Mapping[str, Mapping[str, str]], first: str, values: Callable[[StateHead], dict[str, Any]],
-) -> App:  # fmt: skip
-    """Return the commands that train a head and write its card.
-
-    ``rows`` has the card's modes by the folder of their answers, ``first`` is the table's first heading, and ``values``
-    are those of the card's text.
-    """
-    app = application(about)
-
-    @app.command
-    def card(*, out: Path, answers: Path) -> None:
-        """Write the head's card, with what rounds keep.
-
-        Parameters
-        ----------
-        out
-            Folder of the head.
-        answers
-            Folder that the commands of the card wrote.
-        """
-        head = kind.from_pretrained(out)
-        table = [f"| {first} | kept, 95 % | right answers |", "|---|---|---|"]
-        table += [line for folder, modes in rows.items() for line in kept_rows(answers / folder, modes)]
-        said = (answers / next(iter(rows)) / "results.jsonl").read_text(encoding="utf-8").splitlines()
-        template = Path(__file__).parent / f"{head.config.model_type}_card.md"
-        text = template.read_text(encoding="utf-8").format(
-            parameters=sum(x.numel() for x in head.parameters()), layers=", ".join(map(str, recipe.layers)),
-            steps=recipe.steps, batch=recipe.batch, written=recipe.written, table="\n".join(table),
-            n=len({json.loads(line)["id"] for line in said}), **values(head),
-        )  # fmt: skip
-        (out / "README.md").write_text(text, encoding="utf-8")
-
-    @app.command
     def train(*, out: Path, threads: int = 1) -> None:
         """Train the head of the bundled target from its seed, and write it as speculators does.
 
@@ -197,4 +151,4 @@ def study(
         torch.set_num_threads(threads)
         fit(pairs.load("arithmetic"), recipe, out / "training").to(torch.bfloat16).save_pretrained(out)
 
-    return app
+    return application(train)

@@ -64,7 +64,7 @@ def check(
         sys.exit(1)
 
 
-app = application(main=check)
+app = application(check)
 
 if __name__ == "__main__":
     app()

@@ -66,15 +66,10 @@ def _rules(run: Run, pair: pairs.Pair, inputs: Any) -> None:
             with run.step(f"rule {mode}") as begins:
                 if not begins:
                     continue
-                kwargs = {
-                    "lossy_config": {"seed": 1, **SETTINGS.get(mode, {})},
-                    "lossy_head": pair.rule_heads.get(mode),
-                }
-                if mode != "sprinter":
-                    kwargs["num_assistant_tokens"] = 5
-                kwargs = {name: value for name, value in kwargs.items() if value is not None}
-                kwargs |= {"assistant_model": pair.draft, "lossy_mode": mode, "max_new_tokens": 8 if run.tiny else 40}
-                kwargs["pad_token_id"] = 0
+                kwargs = {"assistant_model": pair.draft, "lossy_mode": mode, "max_new_tokens": 8 if run.tiny else 40}
+                kwargs |= {"lossy_config": {"seed": 1, **SETTINGS.get(mode, {})}, "pad_token_id": 0}
+                kwargs |= {"lossy_head": pair.rule_heads[mode]} if mode in pair.rule_heads else {}
+                kwargs |= {} if mode == "sprinter" else {"num_assistant_tokens": 5}
                 with heard():
                     first, second = (pair.target.generate(**inputs, **kwargs, do_sample=do_sample) for _ in range(2))
                 if not (repeats := torch.equal(first, second)):

@@ -11,6 +11,7 @@ import dataclasses
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -23,32 +24,21 @@ from hf_lossy_assist.pairs import Pair
 
 @dataclass(frozen=True)
 class Geometry:
-    """The sizes of a Llama."""
+    """The sizes of a Llama, by the names of its configuration."""
 
-    hidden: int  # width of the residual stream
-    layers: int
-    heads: int  # of queries
-    kv_heads: int
+    hidden_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int
     head_dim: int
-    intermediate: int  # neurons of each feed-forward block
-    vocab: int  # rows of the embedding and of the LM head
+    intermediate_size: int
+    vocab_size: int
 
     @classmethod
     def of(cls, config: PretrainedConfig) -> Geometry:
-        """Return the sizes of a Llama's configuration."""
-        return cls(**{name: getattr(config, field) for name, field in FIELDS.items()})
-
-    def config_fields(self) -> dict[str, int]:
-        """Return the sizes under the names that a Llama's configuration has for them."""
-        return {field: getattr(self, name) for name, field in FIELDS.items()}
+        return cls(**{field.name: getattr(config, field.name) for field in dataclasses.fields(cls)})
 
 
-FIELDS: Mapping[str, str] = {
-    "hidden": "hidden_size", "layers": "num_hidden_layers", "heads": "num_attention_heads",
-    "kv_heads": "num_key_value_heads", "head_dim": "head_dim", "intermediate": "intermediate_size",
-    "vocab": "vocab_size",
-}  # fmt: skip
-"""The names of a Llama's configuration."""
 PRESETS: Mapping[str, Geometry] = {
     "llama-1b": Geometry(2048, 16, 32, 8, 64, 8192, 128256),
     "llama-8b": Geometry(4096, 32, 32, 8, 128, 14336, 128256),
@@ -62,23 +52,12 @@ _PADDING_STD = 0.02
 _NOISE = 2**24
 
 
-@dataclass(frozen=True)
-class Reserve:
-    """Constants in the added hidden dimensions, by which the LM head tells padded tokens from real ones.
+class Reserve(NamedTuple):
+    """Constants in the added hidden dimensions, by which the LM head tells padded tokens from real ones."""
 
-    Attributes
-    ----------
-    dims
-        How many added dimensions carry the constant; 0 where the vocabulary stays as it is.
-    constant
-        What the embedding writes into each.
-    eps
-        The norms' epsilon, less the energy of the constants.
-    """
-
-    dims: int
-    constant: float
-    eps: float
+    dims: int  # the added dimensions
+    constant: float  # what the embedding writes into each
+    eps: float  # the norms' epsilon, less the energy of the constants
 
 
 def grow(model: PreTrainedModel, new: Geometry) -> PreTrainedModel:
@@ -104,15 +83,15 @@ def grow(model: PreTrainedModel, new: Geometry) -> PreTrainedModel:
         A Llama like those of the bundled pair: with a key head for each query head, plain rotary frequencies, tied
         embeddings and no biases. It is left as it is.
     new
-        The wanted sizes, none of them smaller than the model's. Heads have a multiple of the model's ``head_dim``. A
-        larger vocabulary needs 64 more hidden dimensions, since DropMatch drops some of those that keep padded tokens
-        out.
+        The wanted sizes, none of them smaller than the model's, with more hidden dimensions: at least 64 for a larger
+        vocabulary, since DropMatch drops some of those that keep padded tokens out. A ``head_dim`` is a multiple of the
+        model's.
 
     Examples
     --------
     >>> from hf_lossy_assist import pairs
     >>> target = pairs.load("arithmetic").target
-    >>> grown = grow(target, dataclasses.replace(Geometry.of(target.config), layers=6))
+    >>> grown = grow(target, dataclasses.replace(Geometry.of(target.config), num_hidden_layers=6, hidden_size=320))
     >>> ids = torch.tensor([[1, 5, 9]])
     >>> (grown(ids).logits - target(ids).logits).abs().max().item() < 1e-3
     True
@@ -126,25 +105,21 @@ def grow(model: PreTrainedModel, new: Geometry) -> PreTrainedModel:
 
 
 def _reserve(model: PreTrainedModel, old: Geometry, new: Geometry) -> Reserve:
-    eps = model.config.rms_norm_eps
-    if new.vocab == old.vocab:
-        return Reserve(0, 0.0, eps * old.hidden / new.hidden)
-    dims = new.hidden - old.hidden
+    eps, dims = model.config.rms_norm_eps, new.hidden_size - old.hidden_size
     # A power of two is the same number in every precision.
-    constant = 2.0 ** math.floor(math.log2(math.sqrt(eps * old.hidden / 2 / dims)))
-    return Reserve(dims, constant, (eps * old.hidden - dims * constant**2) / new.hidden)
+    constant = 2.0 ** math.floor(math.log2(math.sqrt(eps * old.hidden_size / 2 / dims)))
+    return Reserve(dims, constant, (eps * old.hidden_size - dims * constant**2) / new.hidden_size)
 
 
 def _empty(model: PreTrainedModel, new: Geometry, reserve: Reserve) -> PreTrainedModel:
-    fields = model.config.to_dict() | new.config_fields() | {"rms_norm_eps": reserve.eps}
     # The embedding holds constants, and the head the weights that read them.
-    fields["tie_word_embeddings"] = reserve.dims == 0
+    own = {"rms_norm_eps": reserve.eps, "tie_word_embeddings": False}
+    fields = model.config.to_dict() | dataclasses.asdict(new) | own
     config = type(model.config).from_dict(fields, attn_implementation=model.config._attn_implementation)
     config.dtype = model.dtype
     with torch.device("meta"):
         grown = type(model)(config).to(model.dtype)
     grown = grown.to_empty(device=model.device)
-    grown.tie_weights()
     # Frequencies are not parameters, so emptying the model has lost them.
     grown.model.rotary_emb = type(grown.model.rotary_emb)(config).to(model.device)
     return grown
@@ -161,16 +136,17 @@ class _Filling:
         self.noise = torch.empty(_NOISE, dtype=grown.dtype, device=grown.device)
         self.noise.normal_(0.0, _PADDING_STD, generator=torch.Generator(grown.device).manual_seed(0))
         # Where entries go: a key head serves several query heads now, of which the first is real.
-        self.queries, self.keys = self._heads(new.heads // new.kv_heads), self._heads(1)
+        self.queries, self.keys = self._heads(new.num_attention_heads // new.num_key_value_heads), self._heads(1)
         # These keep their index, and added ones follow them.
-        self.hidden, self.neurons = (torch.arange(n, device=grown.device) for n in (old.hidden, old.intermediate))
+        sizes = old.hidden_size, old.intermediate_size
+        self.hidden, self.neurons = (torch.arange(n, device=grown.device) for n in sizes)
 
     def _heads(self, apart: int) -> Tensor:
         """Place the features of all heads, which are so far ``apart``; a rotary pair keeps its frequency."""
         old, new = self.old.head_dim, self.new.head_dim
         pairs = torch.arange(old // 2) * (new // old)
         features = torch.cat([pairs, pairs + new // 2])  # the halves of a head hold the two dimensions of every pair
-        heads = torch.arange(self.old.heads) * apart
+        heads = torch.arange(self.old.num_attention_heads) * apart
         return (heads[:, None] * new + features).flatten().to(self.grown.device)
 
     @torch.no_grad()
@@ -179,7 +155,7 @@ class _Filling:
             self._noise(layer)
             for silent in (layer.self_attn.o_proj, layer.mlp.down_proj):  # added ones add nothing to the stream
                 silent.weight.zero_()
-            if i < self.old.layers:
+            if i < self.old.num_hidden_layers:
                 self._layer(self.model.model.layers[i], layer)
             else:
                 for norm in (layer.input_layernorm, layer.post_attention_layernorm):
@@ -188,7 +164,7 @@ class _Filling:
         self._vocabulary()
 
     def _layer(self, old: nn.Module, new: nn.Module) -> None:
-        query_rows = new.self_attn.q_proj.weight.unflatten(0, (self.new.heads, self.new.head_dim))
+        query_rows = new.self_attn.q_proj.weight.unflatten(0, (self.new.num_attention_heads, self.new.head_dim))
         # Added dimensions of a head must not add to its scores, so the queries of real heads have none.
         query_rows[(self.queries // self.new.head_dim).unique()] = 0.0
         for name, rows, columns in (
@@ -205,25 +181,23 @@ class _Filling:
 
     def _vocabulary(self) -> None:
         small, embedding = self.model.model.embed_tokens.weight, self.grown.model.embed_tokens.weight
-        added, head = slice(self.old.hidden, None), self.grown.lm_head.weight
+        added, head = slice(self.old.hidden_size, None), self.grown.lm_head.weight
         embedding.zero_()
-        embedding[: self.old.vocab, : self.old.hidden] = small
-        if self.reserve.dims == 0:
-            return
-        embedding[: self.old.vocab, added] = self.reserve.constant
+        embedding[: self.old.vocab_size, : self.old.hidden_size] = small
+        embedding[: self.old.vocab_size, added] = self.reserve.constant
         self._noise(self.grown.lm_head)
-        head[: self.old.vocab] = 0.0
-        head[: self.old.vocab, : self.old.hidden] = small
+        head[: self.old.vocab_size] = 0.0
+        head[: self.old.vocab_size, : self.old.hidden_size] = small
         # Behind the final norm every constant is 1 / rms of the small model's residual stream.
         norm = self.grown.model.norm.weight
-        norm[added] = math.sqrt(self.old.hidden / self.new.hidden) / self.reserve.constant
-        rows = max(small.float().norm(dim=-1).max().item(), _PADDING_STD * math.sqrt(2 * self.old.hidden))
-        largest = rows * self.model.model.norm.weight.float().abs().max().item() * math.sqrt(self.old.hidden)
-        head[self.old.vocab :, added] = -(2 * largest + 100) * _LARGEST_RMS / self.reserve.dims
+        norm[added] = math.sqrt(self.old.hidden_size / self.new.hidden_size) / self.reserve.constant
+        rows = max(small.float().norm(dim=-1).max().item(), _PADDING_STD * math.sqrt(2 * self.old.hidden_size))
+        largest = rows * self.model.model.norm.weight.float().abs().max().item() * math.sqrt(self.old.hidden_size)
+        head[self.old.vocab_size :, added] = -(2 * largest + 100) * _LARGEST_RMS / self.reserve.dims
 
     def _norm(self, old: nn.Module, new: nn.Module) -> None:
         new.weight.zero_()
-        new.weight[: self.old.hidden] = math.sqrt(self.old.hidden / self.new.hidden) * old.weight.float()
+        new.weight[: self.old.hidden_size] = math.sqrt(self.old.hidden_size / self.new.hidden_size) * old.weight.float()
 
     def _noise(self, layer: nn.Module) -> None:
         for parameter in layer.parameters():

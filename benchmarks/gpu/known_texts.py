@@ -7,8 +7,10 @@ wrongly. Every draft is then kept up to its first such token, in any dtype, whoe
 
 from __future__ import annotations
 
+from dataclasses import asdict
+
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
+from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel
 
 from .growing import PRESETS, Geometry
 from .run import Run
@@ -18,7 +20,7 @@ _SMALL = 0.01
 
 
 @torch.no_grad()
-def pair_of(run: Run, alpha: float = 1.0) -> tuple[PreTrainedModel, PreTrainedModel]:
+def pair_of(run: Run, alpha: float) -> tuple[PreTrainedModel, PreTrainedModel]:
     """Return a target of 8B shapes and a draft of 1B shapes, whose tokens are right at a rate of ``alpha``."""
     shapes = TINY if run.tiny else (PRESETS["llama-8b"], PRESETS["llama-1b"])
     models = [built(run, shape) for shape in shapes]
@@ -34,34 +36,29 @@ def pair_of(run: Run, alpha: float = 1.0) -> tuple[PreTrainedModel, PreTrainedMo
 def built(run: Run, shape: Geometry) -> PreTrainedModel:
     """Return a Llama with random weights."""
     config = LlamaConfig(
-        **shape.config_fields(), max_position_embeddings=8192, tie_word_embeddings=False, bos_token_id=0,
+        **asdict(shape), max_position_embeddings=8192, tie_word_embeddings=False, bos_token_id=0,
         eos_token_id=None, pad_token_id=0,
     )  # fmt: skip
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(run.dtype)
-    try:
-        with torch.device(run.device):
-            model = LlamaForCausalLM(config).eval()
-    finally:
-        torch.set_default_dtype(before)
+    with torch.device(run.device):
+        model = AutoModelForCausalLM.from_config(config, dtype=run.dtype).eval()
     model.generation_config.eos_token_id = None
     return model
 
 
 @torch.no_grad()
-def continue_by(model: PreTrainedModel, alpha: float = 1.0, seed: int = 0) -> None:
+def continue_by(model: PreTrainedModel, alpha: float) -> None:
     """Let x be followed by x + 1, but for a share ``1 - alpha`` of all x by another token."""
     embeds = model.model.embed_tokens.weight
     x = torch.arange(len(embeds), device=embeds.device)
-    wrong = torch.rand(len(x), generator=torch.Generator().manual_seed(seed)).to(x.device) >= alpha
+    wrong = torch.rand(len(x), generator=torch.Generator().manual_seed(0)).to(x.device) >= alpha
     follows = torch.where(wrong, x + len(x) // 2, x + 1) % len(x)
     model.lm_head.weight.zero_().index_add_(0, follows, embeds)
 
 
-def prompts(run: Run, rows: int = 1, length: int = 64) -> torch.Tensor:
+def prompts(run: Run, rows: int = 1) -> torch.Tensor:
     """Return prompts that count up, each from somewhere else."""
     starts = 100 + 37 * torch.arange(rows, device=run.device)[:, None]
-    return starts + torch.arange(length, device=run.device)
+    return starts + torch.arange(64, device=run.device)
 
 
 def is_known(output: torch.Tensor, prompt: torch.Tensor, vocab: int) -> bool:

@@ -11,8 +11,8 @@ from hf_lossy_assist.tasks import Example
 
 from .growing import PRESETS, Geometry, grow_pair
 from .run import Row, Run, rounded
+from .speed import PLAIN
 
-PLAIN = "no drafts"
 RULES = {PLAIN: 0, "lossless": 8, "judge": 8, "dropmatch": 8, "typical": 16}
 """The draft length at which each rule was fastest."""
 
@@ -24,7 +24,7 @@ def answers(run: Run) -> None:
 
 def large(run: Run) -> None:
     """The same on fewer problems, with as many layers of a 70B as fit."""
-    _rules_of(run, "large", "28 layers of 70B/1B", replace(PRESETS["llama-70b"], layers=28), 16)
+    _rules_of(run, "large", "28 layers of 70B/1B", replace(PRESETS["llama-70b"], num_hidden_layers=28), 16)
 
 
 def _rules_of(run: Run, part: str, name: str, target: Geometry, count: int) -> None:

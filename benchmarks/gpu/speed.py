@@ -15,7 +15,7 @@ from hf_lossy_assist.drafting.vocabulary import SAME
 from hf_lossy_assist.models.quantised import dtype_of, quantize_draft
 from hf_lossy_assist.models.static.cache_slot import give_back, take_slot
 from hf_lossy_assist.models.static.fixed import FixedSampler, Widths
-from hf_lossy_assist.models.static.graphs import RECORDERS, CompiledRecording, Recording
+from hf_lossy_assist.models.static.graphs import RECORDERS, CompiledRecording
 from hf_lossy_assist.models.static.runner import StaticCacheRunner
 
 from .known_texts import is_known, pair_of, prompts
@@ -43,13 +43,13 @@ def speed(run: Run) -> None:
                     row = decoded(run, target, texts[:1], run.tokens(128), **kwargs)  # as long as later ones
                 run.say("first call", case=_name(gamma), **row, warned=said, aim_s=15)
                 cases[_name(gamma)] = _later(run, target, texts, kwargs)
-                forwards(run, target, texts[:1], "compiled", widths=(gamma + 1,))
-    forwards(run, draft, texts[:1], "compiled", drafts=(1, 4))
+                forwards(run, target, texts[:1], widths=(gamma + 1,))
+    forwards(run, draft, texts[:1], drafts=(1, 4))
     rows = run.interleaved("speed", cases, range(len(texts)))
     if PLAIN in rows:
         run.compare("speed", rows, PLAIN, alpha=ALPHA)
     if run.cuda:
-        forwards(run, quantize_draft(draft), texts[:1], "compiled", drafts=(1, 4))
+        forwards(run, quantize_draft(draft), texts[:1], drafts=(1, 4))
 
 
 def _name(gamma: int) -> str:
@@ -114,13 +114,13 @@ def batch(run: Run) -> None:
 
 
 def forwards(
-    run: Run, model: Model, prompt: Tensor, way: str, widths: tuple[int, ...] = (), drafts: tuple[int, ...] = ()
+    run: Run, model: Model, prompt: Tensor, widths: tuple[int, ...] = (), drafts: tuple[int, ...] = ()
 ) -> None:
     """Time forward passes over so many tokens, and whole drafts, alone: what a round's time is compared with."""
     if (recorder := RECORDERS.get(prompt.device.type)) is None:
         return
-    how = CompiledRecording(recorder, config(run)) if way == "compiled" else Recording(recorder)
-    about = {"parameters": model.num_parameters(), "int8": dtype_of(model) == "int8", "way": way}
+    how = CompiledRecording(recorder, config(run))
+    about = {"parameters": model.num_parameters(), "int8": dtype_of(model) == "int8"}
     for what, number in [("tokens", n) for n in widths] + [("drafted", n) for n in drafts]:
         with run.step(f"forwards, {what} {number}") as begins, torch.no_grad():
             if not begins:

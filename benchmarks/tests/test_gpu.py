@@ -29,7 +29,7 @@ def test_texts_are_known_and_drafts_err_at_the_chosen_rate(alpha):
     assert torch.equal(target(every).logits[:, 0].argmax(-1), (every[:, 0] + 1) % 1024)
     right = (draft(every).logits[:, 0].argmax(-1) == (every[:, 0] + 1) % 1024).float().mean()
     assert abs(right - alpha) < 4 * (alpha * (1 - alpha) / 1024) ** 0.5 + 0.01
-    prompt = prompts(Run("cpu", True, 10.0), 2, 5)
+    prompt = prompts(Run("cpu", True, 10.0), 2)
     assert is_known(torch.cat([prompt, prompt[:, -1:] + 1], dim=1), prompt, 1024)
     assert not is_known(torch.cat([prompt, prompt[:, -1:] + 2], dim=1), prompt, 1024)
 
@@ -108,13 +108,12 @@ def test_faults_are_met_where_something_is_recorded(tmp_path, monkeypatch):
     assert sum(x["fault"] == "temperatures" for x in lines) == 3 + 2  # later, and how much more memory
 
 
-@pytest.mark.parametrize("way", ["graphs", "compiled"])
-def test_forwards_are_timed_alone(way, tmp_path, monkeypatch):
+def test_forwards_are_timed_alone(tmp_path, monkeypatch):
     record(monkeypatch, Recorder())
     run = Run("cpu", True, 1000.0, tmp_path, ends=1000.0)
-    target, draft = pair_of(run)
-    forwards(run, target, prompts(run), way, widths=(5, 1))
-    forwards(run, quantize_draft(draft), prompts(run), way, drafts=(1, 4))
+    target, draft = pair_of(run, 1.0)
+    forwards(run, target, prompts(run), widths=(5, 1))
+    forwards(run, quantize_draft(draft), prompts(run), drafts=(1, 4))
     lines = said(tmp_path)
     assert [(x.get("tokens"), x.get("drafted"), x["int8"]) for x in lines] == [
         (5, None, False), (1, None, False), (None, 1, True), (None, 4, True),

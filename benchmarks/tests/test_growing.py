@@ -7,28 +7,27 @@ import dataclasses
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM
 
 import hf_lossy_assist
-from benchmarks.gpu.growing import PRESETS, Geometry, grow, grow_head, grow_pair
-from hf_lossy_assist import JudgeHead, VerifierHead, pairs
-from hf_lossy_assist.heads import JudgeConfig, ModelIdentity, VerifierConfig
+from benchmarks.gpu.growing import PRESETS, Geometry, grow, grow_pair
+from hf_lossy_assist import JudgeHead, pairs
+from hf_lossy_assist.heads import JudgeConfig, ModelIdentity
 from tests.tiny_models import VOCAB, noisy_copy, prompt
 
 SIZES = [
-    {"layers": 5},
-    {"hidden": 48},
-    {"intermediate": 77},
-    {"head_dim": 24},
-    {"hidden": 64, "heads": 8, "kv_heads": 8},
-    {"hidden": 96, "heads": 12, "kv_heads": 4, "layers": 3},
-    {"heads": 16, "kv_heads": 4, "hidden": 160, "head_dim": 16, "vocab": 100},
+    {"hidden": 48, "layers": 5},
+    {"hidden": 64, "heads": 8, "kv_heads": 8, "intermediate": 77},
+    {"hidden": 96, "heads": 12, "kv_heads": 4, "layers": 3, "vocab": VOCAB},
+    {"hidden": 160, "heads": 16, "kv_heads": 4, "head_dim": 16, "vocab": 100},
 ]
 
 
 def wider(model, **sizes):
     """Return a model's geometry with other sizes."""
-    return dataclasses.replace(Geometry.of(model.config), **sizes)
+    names = {"layers": "num_hidden_layers", "heads": "num_attention_heads", "kv_heads": "num_key_value_heads"}
+    own = {names.get(key, key if key == "head_dim" else f"{key}_size"): value for key, value in sizes.items()}
+    return dataclasses.replace(Geometry.of(model.config), **own)
 
 
 def llama(**options):
@@ -65,14 +64,10 @@ def test_logits_are_those_of_the_small_model(sizes):
         assert torch.equal(value, before[key])
 
 
-@pytest.mark.parametrize(
-    "sizes",
-    [
-        {"layers": 7}, {"hidden": 512, "head_dim": 64},
-        {"hidden": 576, "heads": 9, "kv_heads": 9, "head_dim": 64, "intermediate": 1024},
-        {"hidden": 512, "heads": 16, "vocab": 1000},
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("sizes", [
+    {"hidden": 576, "heads": 9, "kv_heads": 9, "head_dim": 64, "intermediate": 1024},
+    {"hidden": 512, "heads": 16, "layers": 7, "vocab": 1100},
+])  # fmt: skip
 def test_the_bundled_target_says_the_same_when_it_is_large(bundled, sizes):
     grown = grow(bundled.target, wider(bundled.target, **sizes))
     for example in bundled.task.examples("test", 2):
@@ -83,14 +78,6 @@ def test_the_bundled_target_says_the_same_when_it_is_large(bundled, sizes):
     ids = bundled.tokenizer(bundled.task.examples("test", 1)[0].prompt, return_tensors="pt")
     alone, large = (m.generate(**ids, do_sample=False, max_new_tokens=20) for m in (bundled.target, grown))
     assert large.tolist() == alone.tolist()
-
-
-def test_what_enters_the_head_begins_with_the_small_model_s_state(bundled):
-    grown = grow(bundled.target, wider(bundled.target, hidden=512, head_dim=64, vocab=1000, layers=5))
-    ids = torch.arange(5, 60)[None]
-    with torch.no_grad():
-        small, large = (m.model(input_ids=ids).last_hidden_state for m in (bundled.target, grown))
-    torch.testing.assert_close(large[..., :256], small, rtol=1e-4, atol=1e-4)
 
 
 def test_padded_tokens_are_never_chosen():
@@ -115,14 +102,6 @@ def test_padded_tokens_are_never_chosen():
     assert (logits(half, ids).isfinite()).all()
 
 
-def test_a_grown_model_survives_saving(tmp_path):
-    grown = grow(model := llama(), wider(model, hidden=128, head_dim=16, layers=3, vocab=90))
-    grown.save_pretrained(tmp_path)
-    loaded = AutoModelForCausalLM.from_pretrained(tmp_path).eval()
-    ids = prompt(20)
-    assert torch.equal(logits(loaded, ids), logits(grown, ids))
-
-
 def test_padding_that_is_never_seen_is_not_zero():
     grown = grow(model := llama(), wider(model, layers=4, hidden=64, head_dim=16, intermediate=96))
     added = grown.model.layers[3]
@@ -137,14 +116,18 @@ def test_presets_are_the_published_sizes():
     assert PRESETS["llama-8b"] == Geometry(4096, 32, 32, 8, 128, 14336, 128256)
     for name, billions in (("llama-1b", 1.5), ("llama-8b", 8.0), ("llama-70b", 70.6)):
         with torch.device("meta"):  # untied, as grown models are
-            model = LlamaForCausalLM(LlamaConfig(**PRESETS[name].config_fields()))
+            model = LlamaForCausalLM(LlamaConfig(**dataclasses.asdict(PRESETS[name])))
         assert sum(p.numel() for p in model.parameters()) / 1e9 == pytest.approx(billions, rel=0.01)
 
 
 @pytest.fixture(scope="module")
 def small():
     target = llama(num_hidden_layers=1)
-    return pairs.Pair(target, noisy_copy(target, 0.05), None, None)
+    pair = pairs.Pair(target, noisy_copy(target, 0.05), None, None)
+    owners = {role: ModelIdentity.of(getattr(pair, role)) for role in ("target", "draft")}
+    config = JudgeConfig(**owners, task="none", threshold=0.5, models="both", positions="both")
+    weight = torch.randn(config.width, generator=torch.Generator().manual_seed(0))
+    return dataclasses.replace(pair, heads={"judge": JudgeHead(config, weight, 0.0)})
 
 
 @pytest.fixture(scope="module")
@@ -153,64 +136,14 @@ def large(small):
     return grow_pair(small, wider(small.target, **sizes), wider(small.draft, hidden=128, head_dim=32, vocab=100))
 
 
-def identities(models):
-    return {role: ModelIdentity.of(model) for role, model in models_of(models).items()} | {"task": "none"}
-
-
-def models_of(pair):
-    return {"target": pair.target, "draft": pair.draft}
-
-
-def weight(width):
-    return torch.randn(width, generator=torch.Generator().manual_seed(0))
-
-
-@torch.no_grad()
-def states(models, ids):
-    return {role: getattr(models, role).model(input_ids=ids).last_hidden_state for role in ("target", "draft")}
-
-
-@pytest.mark.parametrize("read", ["target", "draft", "both"])
-@pytest.mark.parametrize("positions", ["draft", "both"])
-def test_judges_of_any_states(small, large, read, positions):
-    config = JudgeConfig(**identities(small), threshold=0.4, models=read, positions=positions)
-    head = JudgeHead(config, weight(config.width), 0.3)
-    grown = grow_head(head, models_of(large))
-    grown.check(large.target, large.draft)
-    assert (grown.config.threshold, grown.config.columns) == (0.4, config.columns)
-    ids = prompt(12)
-    said = []
-    for models, judge in ((small, head), (large, grown)):
-        seen = states(models, ids)
-        said.append(judge.logit(torch.cat([seen[name.split("_")[0]] for name in judge.config.columns], dim=-1)))
-    torch.testing.assert_close(said[1], said[0], rtol=1e-4, atol=1e-4)
-    assert head.weight.shape == (config.width,)
-
-
-def test_verifiers(small, large):
-    head = VerifierHead(VerifierConfig(**identities(small), position="previous"), weight(32), 0.1)
-    grown = grow_head(head, models_of(large))
-    ids = prompt(12)
-    torch.testing.assert_close(
-        grown.logit(states(large, ids)["draft"]), head.logit(states(small, ids)["draft"]), rtol=1e-4, atol=1e-4
-    )
-
-
 def test_a_judged_run_of_grown_models_is_that_of_the_small_ones(small, large):
-    head = JudgeHead(JudgeConfig(**identities(small), threshold=0.5), weight(32), 0.0)
     runs = []
-    for models, own in ((small, head), (large, grow_head(head, models_of(large)))):
+    for models in (small, large):
         hf_lossy_assist.enable(models.target)
-        judged = {"assistant_model": models.draft, "lossy_mode": "judge", "lossy_head": own, "num_assistant_tokens": 4}
-        ids = models.target.generate(prompt(8), do_sample=False, max_new_tokens=24, pad_token_id=0, **judged)
+        judged = {"lossy_mode": "judge", "lossy_head": models.heads["judge"], "num_assistant_tokens": 4}
+        judged |= {"assistant_model": models.draft, "do_sample": False, "max_new_tokens": 24, "pad_token_id": 0}
+        ids = models.target.generate(prompt(8), **judged)
         runs.append((ids.tolist(), hf_lossy_assist.last_stats(models.target)))
     assert runs[1][0] == runs[0][0]
     assert runs[1][1].trace == runs[0][1].trace
     assert runs[0][1].accepted_lossy > 0
-
-
-def test_a_pair_s_heads_grow_along(small):
-    head = JudgeHead(JudgeConfig(**identities(small), threshold=0.5), weight(32), 0.0)
-    models = dataclasses.replace(small, heads={"judge": head})
-    grown = grow_pair(models, wider(small.target, hidden=96), Geometry.of(small.draft.config))
-    grown.heads["judge"].check(grown.target, grown.draft)

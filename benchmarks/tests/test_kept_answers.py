@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
-from dataclasses import asdict
 
 import datasets
-import pytest
 
 import hf_lossy_assist
 from benchmarks import headroom, kept_answers, pages, tables
@@ -21,7 +19,7 @@ def test_a_folder_of_answers_becomes_a_configuration(tmp_path, monkeypatch):
     monkeypatch.setattr(tables, "DATA", data)
     result = hf_lossy_assist.evaluate(
         pair.target, pair.draft, tokenizer=pair.tokenizer, task=pair.task, modes="plain,lossless,topk", limit=3,
-        max_new_tokens=24, out=tmp_path / "own", batch_size=3,
+        max_new_tokens=99, out=tmp_path / "own", batch_size=3,
     )  # fmt: skip
     about = ("--question", "What is it?", "--machine", "a CPU", "--pair", "arithmetic")
     for _ in range(2):  # the second time it is replaced
@@ -41,16 +39,3 @@ def test_a_folder_of_answers_becomes_a_configuration(tmp_path, monkeypatch):
     table = pages.quality("mine")
     assert f"| `topk` | 3 | {100 * result.modes['topk'].score:.1f} |" in table
     tables.rows.cache_clear()
-
-
-@pytest.mark.parametrize("gamma", [4, 9])
-def test_drafts_end_where_answers_have_their_rounds(tmp_path, gamma):
-    pair = pairs.load("arithmetic")
-    result = hf_lossy_assist.evaluate(
-        pair.target, pair.draft, tokenizer=pair.tokenizer, task=pair.task, modes=f"lossless@{gamma},typical@{gamma}",
-        limit=6, out=tmp_path, batch_size=3,
-    )  # fmt: skip
-    prompts = [pair.task.encode(example, pair.tokenizer) for example in pair.task.examples("test", 6)]
-    for x in result.answers:
-        stops = kept_answers.refused(pair, prompts[x.id], asdict(x))
-        assert headroom.rounds(x.tokens, stops, gamma) == x.rounds

@@ -41,25 +41,14 @@ def test_a_line_by_hand():
     assert [cell.split(" ")[0] for cell in cells[3:]] == ["-50.0", "5.00", "1.20", "1.00", "0.83", "50.0"]
 
 
-def test_seconds_are_those_of_rounds_at_the_text_s_length():
-    mode = {
-        "gamma": "4", "cost_lengths": [100, 300], "cost_prompt": [1.0, 3.0], "cost_prompt_alone": [0.5, 2.5],
-        "cost_drafted": [0.02, 0.04], "cost_read": [1, 5], "cost_target": [[0.1, 0.1], [0.2, 0.3]],
-    }  # fmt: skip
-    answer = {"prompt": 100, "tokens": 20, "rounds": 5, "drafted": None}
-    at = 1 + 5 * (4 * 0.021 + 0.205)  # a round at 110 tokens
-    assert pages.seconds(mode, answer) == pytest.approx(at)
-    assert pages.seconds({**mode, "gamma": None}, answer) == pytest.approx(0.5 + 20 * 0.1)
-    assert pages.seconds({**mode, "gamma": "auto"}, {**answer, "drafted": 20}) == pytest.approx(at)
-
-
 def test_curves_by_hand(monkeypatch):
     monkeypatch.setattr(pages, "DRAWS", 50)
     rng = np.random.default_rng(0)
     important, order = rng.random(300) < 0.3, rng.random(300)
     names = {pages.RATIO: 1.0, "fly, its entropy alone": 1.0}
     curves = Curves([
-        {"important": bool(x), "prompt": i // 3, "weight": 1.0, "dropmatch": [0, 1], "followed": 5,
+        {"important": bool(x), "prompt": i // 3, "weight": 1.0, "dropmatch": [0, 1], "regret": [0, 1],
+         "followed": 5,
          "order: rule": o, **{f"order: {k}": v for k, v in names.items()}}
         for i, (x, o) in enumerate(zip(important, order, strict=True))
     ])  # fmt: skip
@@ -76,12 +65,9 @@ def test_curves_by_hand(monkeypatch):
     assert line.count("0.0 (") == 3
 
 
-@pytest.mark.parametrize(
-    ("name", "run", "message"), [("gsm8", None, "'gsm8k'.*one is 'gsm8'"), ("whole", "rules", "are timed only")]
-)
-def test_what_is_no_table_is_refused(name, run, message):
-    with pytest.raises(LossyValueError, match=f"`configurations`.*{message}"):
-        pages.quality(name, run)
+def test_an_unknown_configuration_is_refused():
+    with pytest.raises(LossyValueError, match=r"`configurations`.*'gsm8k'.*one is 'gsm8'"):
+        pages.quality("gsm8")
 
 
 def test_the_pages_have_the_tables_that_the_rows_make():

@@ -1,18 +1,15 @@
-"""The recipes of the EAGLE-3 and DFlash heads: exactly resumable, by the papers' losses, and described."""
+"""The recipes of the EAGLE-3 and DFlash heads: exactly resumable, and by the papers' losses."""
 
 from __future__ import annotations
 
 import dataclasses
-import json
 import shutil
 
 import pytest
 import torch
 
 from benchmarks import train_dflash, train_eagle3
-from benchmarks.tests.running import run
-from hf_lossy_assist import Eagle3, pairs
-from tests.dflash_heads import random_dflash
+from hf_lossy_assist import pairs
 from tests.generation.drafters.uncached import dflash_logits
 
 SMALL = {
@@ -77,27 +74,3 @@ def test_the_loss_is_that_of_blocks_one_by_one(small):
                 total -= recipe.decay**i * (p[anchor + i] * logs[i]).sum().item()
                 weights += recipe.decay**i
     assert found.item() == pytest.approx(total / weights, rel=1e-4)
-
-
-@pytest.mark.parametrize(
-    ("study", "head", "rows", "line"),
-    [
-        (train_eagle3, lambda: Eagle3.from_pretrained(pairs.hub_cards() / "arithmetic-eagle3"),
-         {".": train_eagle3.ROWS}, "`lossless`, tree"),
-        (train_dflash, random_dflash, train_dflash.ROWS, "EAGLE-3, `lossless`"),
-    ],
-)  # fmt: skip
-def test_the_card_says_how_many_tokens_rounds_keep(study, head, rows, line, tmp_path):
-    head().save_pretrained(tmp_path / "head")
-    for folder, modes in rows.items():
-        lines = [
-            {"mode": mode, "id": i, "score": 1.0, "rounds": 10, "accepted": accepted}
-            for mode in modes.values()
-            for i, accepted in enumerate((10, 30))
-        ]
-        (tmp_path / "kept" / folder).mkdir(parents=True)
-        (tmp_path / "kept" / folder / "results.jsonl").write_text("".join(json.dumps(x) + "\n" for x in lines))
-    run(study.app, "card", "--out", tmp_path / "head", "--answers", tmp_path / "kept")
-    card = (tmp_path / "head" / "README.md").read_text()
-    assert f"| {line} | 2.00 (0.61 to 3.39) | 100.0 % |" in card
-    assert "Answers to 2 problems" in card

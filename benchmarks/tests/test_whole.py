@@ -65,9 +65,8 @@ def test_drafts_that_end_by_their_chances_are_those_of_a_simulation():
         answer |= {"past": rng.integers(300, 1001, (len(refused), 40)).tolist()}
         least, longest = float(rng.choice([0.1, 0.3, 0.7])), int(rng.integers(1, 32))
         assert whole.ended(answer, least, longest) == simulated(answer, least, longest)
-        count, drafted = whole.ended(answer, 0, longest)
-        assert count == rounds(tokens, refused, longest)
-        assert drafted <= count * longest
+        assert simulated(answer, 0, longest) == whole.ended(answer, 0, longest)
+        assert simulated(answer, 0, longest)[0] == rounds(tokens, refused, longest)
 
 
 def test_the_default_ends_of_drafts_are_replayed_to_calls_and_tokens_that_were_seen():
