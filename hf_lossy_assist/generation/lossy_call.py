@@ -117,8 +117,11 @@ class LossyCall:
 
     def with_inputs(self, kwargs: dict[str, Any]) -> LossyCall:
         """Return this call with the inputs among ``kwargs``, from which our keywords are removed."""
+        saved = self.kind.asked.options.keys() - kwargs.keys()
         for name in (*FIELDS, *DRAFTERS, "assistant_tokenizer"):
             kwargs.pop(name, None)
+        # For drafters in files, transformers would refuse what its own loop can't do: several texts of a prompt.
+        kwargs |= dict.fromkeys(saved)
         if self.kind.reads:  # transformers refuses its own MTP for some targets
             kwargs["use_mtp"] = False
         main = kwargs.get("inputs") if kwargs.get("inputs") is not None else kwargs.get(self.model.main_input_name)

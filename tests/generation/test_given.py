@@ -140,3 +140,13 @@ def test_a_model_whose_config_turns_its_cache_off_is_refused_with_the_remedy():
     with pytest.raises(LossyError, match=r"is False; .*`use_cache` is set in the model's `generation_config`"):
         call(target, noisy_copy(target))
     assert call(target, noisy_copy(target), use_cache=True).shape[1] > prompt().shape[1]
+
+
+@pytest.mark.parametrize("place", ["the argument", "the model's"])
+def test_a_file_s_look_up_drafts_several_texts_of_a_prompt_as_a_keyword_s_does(place: str):
+    target, config = tiny(), GenerationConfig()
+    config = config if place == "the argument" else target.generation_config
+    config.update(prompt_lookup_num_tokens=3, num_return_sequences=3, do_sample=True, max_new_tokens=6)
+    given = {"generation_config": config} if place == "the argument" else {}
+    assert len(target.generate(prompt(), lossy_mode="lossless", **given)) == 3
+    assert config.prompt_lookup_num_tokens == 3
