@@ -12,12 +12,13 @@ import warnings
 from collections.abc import Sequence
 from contextlib import nullcontext
 from errno import EPIPE
+from pathlib import Path
 from typing import NoReturn
 
 from cyclopts import App, CycloptsError, MissingArgumentError, Parameter
 
 from ..errors import LossyError, LossyValueError, brief, printable
-from ..store.folder import claimed, this_process, typed
+from ..store.folder import MANIFEST, claimed, this_process, typed
 from ..version import __version__
 from . import advise, calibrate, demo, evaluate, generate, inspect, mine, rules, train
 from .console import Console
@@ -94,6 +95,10 @@ def run(words: list[str]) -> None:
     try:
         with nullcontext() if out is None else claimed(out, this_process()):
             command(*given.args, **given.kwargs)
+    except KeyboardInterrupt:
+        if out is not None and (Path(out) / MANIFEST).exists():
+            Console(soft_wrap=True).print(f"stopped; repeat the command to continue from {out}")
+        raise
     finally:
         typed.reset(before)
 

@@ -57,17 +57,12 @@ def evaluate(
         models.check_heads(listed(models.heads))  # before models are loaded
         pair = models.load(lookup, models.heads)
         screen = Console()
-        try:
-            result = measured(
-                pair.target, pair.draft, tokenizer=pair.tokenizer, task=task, modes=listed(pair.rule_heads),
-                heads=pair.rule_heads, reference=measuring.reference, limit=limit, split=prompts.chosen_split(),
-                batch_size=batch_size, prompt_lookup_num_tokens=lookup, max_new_tokens=max_new_tokens,
-                seed=decoding.seed or 0, out=out,
-            )  # fmt: skip
-        except KeyboardInterrupt:
-            kept = "" if out is None else f"; repeat the command to continue from {out}"
-            screen.print(f"stopped{kept}", soft_wrap=True)
-            raise SystemExit(130) from None
+        result = measured(
+            pair.target, pair.draft, tokenizer=pair.tokenizer, task=task, modes=listed(pair.rule_heads),
+            heads=pair.rule_heads, reference=measuring.reference, limit=limit, split=prompts.chosen_split(),
+            batch_size=batch_size, prompt_lookup_num_tokens=lookup, max_new_tokens=max_new_tokens,
+            seed=decoding.seed or 0, out=out,
+        )  # fmt: skip
     if result.is_whole or out is None:
         for one in result.tables:
             screen.print(one)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import inf
@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, get_args
 
 from cyclopts import Group, Parameter
+from cyclopts.validators import Number
 
 from ..errors import LossyValueError
 from ..generation.spelling import FORM, OWN_RULE, LossyMode, Spelling, split
@@ -36,21 +37,9 @@ OPENINGS = Path(__file__).parent / "openings.txt"
 _SHOWN = 18  # the bundled pair answers this problem right by its usual rules, and `dropmatch` in few rounds
 
 
-def must(rule: str, holds: Callable[[Any], bool]) -> Parameter:
-    """Return what refuses a value that breaks a rule, before anything is imported."""
-
-    def check(_: Any, value: Any) -> None:
-        if value is not None and not holds(value):
-            raise ValueError(f"It has to be {rule}.")
-
-    return Parameter(validator=check)
-
-
-AT_LEAST_0 = must("at least 0", lambda x: x >= 0)
-AT_LEAST_1 = must("at least 1", lambda x: x >= 1)
-POSITIVE = must("a number > 0", lambda x: 0 < x < inf)
-PER_CENT = must("a number > 0 and < 100", lambda x: 0 < x < 100)
-SHARE = must("a number > 0 and <= 1", lambda x: 0 < x <= 1)
+AT_LEAST_0 = Parameter(validator=Number(gte=0))
+AT_LEAST_1 = Parameter(validator=Number(gte=1))
+PER_CENT = Parameter(validator=Number(gt=0, lt=100))
 
 
 def check_names(modes: str) -> None:
@@ -80,7 +69,6 @@ Modes = Annotated[
 ]
 Prompt = Annotated[
     str | None,
-    must("a text", str.strip),
     Parameter(
         help="The text to continue; a user's turn, if there is a chat template. With --pair: a test problem by default."
     ),
@@ -102,8 +90,6 @@ class Models:
     "The weights' type; float32 with --pair arithmetic, else as stored."
     device: str | None = None
     "cpu, cuda:0, …, or auto to spread the models; a GPU if there is one."
-    folder: str | None = None
-    "A folder with the pair's `target` and `draft`."
     prepack: bool = False
     "Order bfloat16 or float32 weights for this CPU's kernels, once."
     threads: Annotated[int | None, AT_LEAST_1] = None
@@ -123,7 +109,7 @@ class Models:
         usual = f"cuda:{this_process().local}" if torch.cuda.is_available() else "cpu"
         return Pair.load(
             self.pair, model=self.model, assistant=self.assistant, dtype=self.dtype, device=self.device or usual,
-            folder=self.folder, prepack=self.prepack, draft_dtype=self.draft_dtype, heads=heads,
+            prepack=self.prepack, draft_dtype=self.draft_dtype, heads=heads,
             prompt_lookup=prompt_lookup,
         )  # fmt: skip
 
@@ -150,8 +136,6 @@ class Models:
             *others, last = missing
             names = f"{', '.join(others)} and {last} have" if others else f"{last} has"
             raise LossyValueError(f"{names} to be given, or `--pair arithmetic` instead")
-        if self.pair is None and self.folder is not None:
-            raise LossyValueError(f"`--folder` {self.folder!r} has the models of a `--pair`, but there is none")
 
 
 @dataclass(frozen=True)
@@ -261,7 +245,7 @@ class Sampling:
 
     sample: bool = False
     "Draw tokens instead of taking the likeliest."
-    temperature: Annotated[float | None, POSITIVE] = None
+    temperature: Annotated[float | None, Parameter(validator=Number(gt=0, lt=inf))] = None
     "The temperature of --sample; 0.9 by default, for `mine` 1, for `generate` the model's own."
     seed: Annotated[int | None, AT_LEAST_0] = None
     "The seed of all draws; each further prompt adds one."
@@ -284,11 +268,9 @@ class Sampling:
 class Drafting(Sampling):
     """How tokens are drafted and drawn."""
 
-    top_p: Annotated[float | None, SHARE] = None
+    top_p: Annotated[float | None, Parameter(validator=Number(gt=0, lte=1))] = None
     "With --sample: draw from the likeliest tokens that have this probability together."
-    gamma: Annotated[
-        int | Literal["auto"] | None, must("at least 0, or auto", lambda x: x == "auto" or 0 <= x < 10**18)
-    ] = None
+    gamma: Annotated[int | Literal["auto"] | None, Parameter(validator=Number(gte=0, lt=10**18))] = None
     "Drafted tokens a round where a mode does not say, or auto; 5 by default, and 8 for `inspect`."
     prompt_lookup: Annotated[int | None, AT_LEAST_1] = None
     "Look up to so many tokens up in the text, before an --assistant drafts, or without a model."

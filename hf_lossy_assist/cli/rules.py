@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
@@ -11,7 +10,6 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from ..generation.spelling import Spelling
 from ..values import check_name
 from .console import Console
 
@@ -29,7 +27,7 @@ READS = {
 
 
 def rules(name: Annotated[str | None, Parameter(help="A rule; all by default.")] = None, /) -> None:
-    """List the rules with their settings, sources and what they read besides the target's logits."""
+    """List the rules with their settings and what they read besides the target's logits, or say more about one."""
     from ..acceptors import REGISTRY
 
     if name is not None:
@@ -51,12 +49,10 @@ def rules_tables() -> Group:
     from ..acceptors import REGISTRY, settings_of
 
     settings = Table("rule", "settings: default (bounds)", "reads", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    sources = Table("rule", "source", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for rule in REGISTRY.values():
         listed = "\n".join(f"{each.name} {_default(each)} ({_bounds(each)})" for each in settings_of(rule))
         settings.add_row(*map(Text, (rule.name, listed or "–", ", ".join(reads_of(rule)) or "–")))
-        sources.add_row(*map(Text, (rule.name, rule.paper)))
-    return Group(settings, sources, Text("`lossy-assist rules NAME` says more about one.", style="dim"))
+    return Group(settings, Text("`lossy-assist rules NAME` says more about one.", style="dim"))
 
 
 def rule_page(rule: type[Acceptor]) -> Group:
@@ -77,22 +73,6 @@ def rule_page(rule: type[Acceptor]) -> Group:
         Text(f"Reads besides the target's logits: {', '.join(reads_of(rule)) or 'nothing'}"),
         Text(f"Lossless at: {at}{strict}"),
         settings if settings_of(rule) else Text(),
-        Text(_example(rule)),
-    )
-
-
-def _example(rule: type[Acceptor]) -> str:
-    from ..acceptors import head_type, settings_of
-
-    own = dict(rule.usual) or {x.name: x.default for x in settings_of(rule)[:1] if x.default is not None}
-    head = head_type(rule) is not None
-    python = [f'lossy_mode="{rule.name}"', *([f"lossy_config={own}"] if own else [])]
-    shell = [f"--mode {shlex.quote(str(Spelling(rule.name, own)))}"]
-    return "\n".join(
-        [
-            f"target.generate(**inputs, assistant_model=draft, {', '.join(python + ['lossy_head=HEAD'] * head)})",
-            f"lossy-assist generate --model M --assistant A {' '.join(shell + ['--head HEAD'] * head)} PROMPT",
-        ]
     )
 
 

@@ -70,7 +70,6 @@ class Pair:
         assistant: str | None = None,
         dtype: torch.dtype | str | None = None,
         device: torch.device | str | None = None,
-        folder: str | Path | None = None,
         draft_dtype: str | None = None,
         prepack: bool = False,
         heads: Mapping[str, Head] | None = None,
@@ -91,7 +90,7 @@ class Pair:
                 tokenizer = AutoTokenizer.from_pretrained(model or assistant)
             loaded = cls(None if model is None else load_model("model", model, dtype, device), tokenizer=tokenizer)
         else:
-            loaded = load(pair, dtype=dtype, device=device, folder=folder)
+            loaded = load(pair, dtype=dtype, device=device)
             dtype = dtype or loaded.target.dtype
         target, draft, kept = loaded.target, loaded.draft, loaded.heads
         if assistant is None:

@@ -7,6 +7,7 @@ import dataclasses
 import json
 import shutil
 from dataclasses import asdict
+from functools import partial
 
 import pytest
 import torch
@@ -117,7 +118,8 @@ def test_a_pair_may_be_spread_over_devices(tiny_pair_folder, monkeypatch, assist
     monkeypatch.setattr(
         AutoModelForCausalLM, "from_pretrained", lambda *given, **more: asked.append(more) or load(*given, **more)
     )
-    pairs.Pair.load("arithmetic", folder=tiny_pair_folder, device="auto", assistant=assistant)
+    monkeypatch.setattr(pairs.pair, "load", partial(pairs.load, folder=tiny_pair_folder))
+    pairs.Pair.load("arithmetic", device="auto", assistant=assistant)
     assert [more.get("device_map") for more in asked] == ["auto", "auto"]
 
 
