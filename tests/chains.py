@@ -10,13 +10,12 @@ from transformers.generation.candidate_generator import CandidateGenerator
 
 from hf_lossy_assist.core.messages import Commit
 from hf_lossy_assist.drafting.chain import ChainDrafter, Sampler
-from hf_lossy_assist.drafting.draft_ends import DraftLength
 from hf_lossy_assist.generation.drafters.draft_model import ModelSource, draft_runner
 
 
-def chain(model: PreTrainedModel, count: int | DraftLength, stop=None, keep_logits=True, **sampling) -> ChainDrafter:
+def chain(model: PreTrainedModel, count: int, stop=None, keep_logits=True, adapts=False, **sampling) -> ChainDrafter:
     """Return a drafter of ``count`` tokens; ``sampling`` is for :class:`Sampler`."""
-    return ChainDrafter(ModelSource(draft_runner(model)), count, Sampler(**sampling), keep_logits, stop)
+    return ChainDrafter(ModelSource(draft_runner(model)), count, Sampler(**sampling), keep_logits, stop, adapts)
 
 
 def commit(text: Tensor, before: Tensor, drafted: int) -> Commit:

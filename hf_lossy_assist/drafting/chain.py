@@ -24,7 +24,7 @@ from ..models.processing import process, reads_text
 from ..models.runner import ModelRunner, Nodes, WholeTokens
 from ..models.static.fixed import chance_of
 from . import Drafter
-from .draft_ends import DEFAULT_NUM_TOKENS, DraftLength, DraftStop
+from .draft_ends import DEFAULT_NUM_TOKENS, DraftStop
 from .vocabulary import NEVER, SAME, Vocabulary
 
 _WITHOUT = nullcontext()
@@ -169,20 +169,22 @@ class SourceDrafter(Drafter):
 class ChainDrafter(SourceDrafter):
     """Drafts one token after another.
 
-    ``draft_length`` is γ, or chooses it from round to round. ``keep_logits`` returns the logits of q with the tokens,
-    and ``stop`` ends drafts early.
+    ``size`` is γ. Where it ``adapts``, it grows by two after a draft that was kept whole, and else shrinks by one:
+    transformers' ``"heuristic"`` schedule. ``keep_logits`` returns the logits of q with the tokens, and ``stop`` ends
+    drafts early.
     """
 
     def __init__(
         self,
         source: Source,
-        draft_length: int | DraftLength,
+        size: int,
         sampler: Sampler | None = None,
         keep_logits: bool = True,
         stop: DraftStop | None = None,
+        adapts: bool = False,
     ) -> None:
         super().__init__(source, sampler)
-        self.draft_length = DraftLength(draft_length) if isinstance(draft_length, int) else draft_length
+        self.size, self.adapts = size, adapts
         self.keep_logits = keep_logits
         self.stop = stop
         self._drafted = 0
@@ -191,7 +193,7 @@ class ChainDrafter(SourceDrafter):
     def propose(self, ids: Tensor, layout: Texts | None, remaining: Sequence[int]) -> Draft:
         source = self.source
         before = source.calls, source.tokens
-        self._drafted = n = min(self.draft_length.size, max(remaining) - 1, source.room(ids))
+        self._drafted = n = min(self.size, max(remaining) - 1, source.room(ids))
         if n <= 0:
             return Draft(ids[:, :0], target_inputs=source.target_inputs)
         tokens, logits, hidden, going = self._draft(ids, n, remaining)
@@ -272,8 +274,9 @@ class ChainDrafter(SourceDrafter):
         self.source.rewind(ids.shape[1] - 1)
 
     def observe(self, commit: Commit) -> None:
-        if self._drafted and self.draft_length.adapts:
-            self.draft_length.observe(self._drafted, round(sum(commit.accepted) / len(commit.accepted)))
+        if self._drafted and self.adapts:
+            whole = round(sum(commit.accepted) / len(commit.accepted)) == self._drafted
+            self.size = self.size + 2 if whole else max(1, self.size - 1)
         self._drafted = 0
         self.source.learn(commit)
 

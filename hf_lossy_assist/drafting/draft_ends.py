@@ -16,35 +16,6 @@ _SCHEDULES = ["constant", "heuristic", "heuristic_transient"]
 SCHEDULE = Rule(f"one of {_SCHEDULES}", _SCHEDULES.__contains__)
 
 
-@dataclass
-class DraftLength:
-    """Drafts ``size`` tokens in every round."""
-
-    size: int
-
-    adapts: ClassVar[bool] = False
-    """Whether the size follows from what was kept."""
-
-    def observe(self, drafted: int, accepted: int) -> None:
-        """Learn from a round that drafted tokens."""
-        return
-
-
-@dataclass
-class HeuristicLength(DraftLength):
-    """Adds two after a fully accepted draft and subtracts one otherwise: transformers' ``"heuristic"`` schedule."""
-
-    adapts: ClassVar[bool] = True
-
-    def observe(self, drafted: int, accepted: int) -> None:
-        self.size = self.size + 2 if accepted == drafted else max(1, self.size - 1)
-
-
-def draft_length_of(num_tokens: int, schedule: str = "constant") -> DraftLength:
-    """Return the draft length for ``num_assistant_tokens`` and ``num_assistant_tokens_schedule``."""
-    return (HeuristicLength if schedule.startswith("heuristic") else DraftLength)(num_tokens)
-
-
 def check_num_tokens(value: Any, least: int = 1) -> None:
     bounded(least, integer=True, word="auto").check("num_assistant_tokens", value)
 

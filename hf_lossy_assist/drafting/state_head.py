@@ -60,6 +60,8 @@ class StateHeadConfig:
 
     title: ClassVar[str]  # what errors call the head, with an article
     model_type: ClassVar[str]  # speculators' name of the kind
+    names: ClassVar[tuple[Any, ...]]  # all names of the kind in files
+    writers: ClassVar[str]  # who writes such files
     rules: ClassVar[Mapping[str, Rule]]  # what its own values have to be
     layer: PretrainedConfig  # its decoder layers': kind, sizes, rotary positions; `vocab_size` is the target's
     draft_vocab_size: int  # how many tokens it can draft
@@ -106,6 +108,27 @@ class StateHeadConfig:
                 f"`assistant_model` is {self.title} trained for{trained}: it reads {'; it reads '.join(found)}. "
                 "Pass a head that was trained for this target"
             )
+
+    @classmethod
+    def describes(cls, values: Mapping[str, Any]) -> bool:
+        """Tell whether a ``config.json`` is that of such a head, in any of the formats."""
+        return kind_of(values) in cls.names
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Self:
+        """Read a ``config.json`` in any of the formats."""
+        values = values if isinstance(values, Mapping) else {}
+        if not cls.describes(values):
+            raise LossyValueError(
+                f"{brief(kind_of(values))} is no {cls.title.partition(' ')[2]} as {cls.writers} write it; pass the "
+                "folder or repository of such a head, or use the model as an ordinary `assistant_model`"
+            )
+        return cls._read(values)
+
+    @classmethod
+    @abstractmethod
+    def _read(cls, values: Mapping[str, Any]) -> Self:
+        """Read a ``config.json`` of this kind."""
 
     @classmethod
     def check_values(cls, values: Mapping[str, Any], needed: tuple[str, ...]) -> None:
@@ -175,10 +198,10 @@ class StateHeadConfig:
         return config
 
 
-def architecture(values: Mapping[str, Any]) -> Any:
-    """Return the name of the class that a ``config.json`` is of."""
+def kind_of(values: Mapping[str, Any]) -> Any:
+    """Return speculators' name of what a ``config.json`` is of, or the name of its class."""
     named = values.get("architectures")
-    return named[0] if isinstance(named, list) and named else "none"
+    return values.get("speculators_model_type") or (named[0] if isinstance(named, list) and named else "none")
 
 
 class StateHead(nn.Module, ABC):

@@ -16,7 +16,7 @@ from ..errors import LossyUnsupportedError, LossyValueError, brief
 from ..values import ONE_OR_MORE, bounded
 from .config import GivenFields, LossyConfig
 from .drafters.base import Asked, Kind, Lengths, Nothing, chosen
-from .drafters.generators import OPTIONS, missing
+from .drafters.generators import OPTIONS, missing_q
 
 DRAFTERS = ("assistant_model", "candidate_generator", "assistant_early_exit", *OPTIONS)
 """Keywords of ``generate()`` that choose a drafter."""
@@ -118,7 +118,7 @@ def check_drafter(kind: Kind) -> None:
     if tree is not None:
         _check_tree(kind, lengths, rule)
     if "draft_probs" in rule.needs and "q" not in kind.gives:
-        raise missing("draft_probs", rule, kind.title, kind.remedy)
+        raise missing_q(rule, kind.title, kind.remedy)
 
 
 def _other_tokenizers(tokenizer: Any, assistant_tokenizer: Any) -> tuple[Any, Any] | None:

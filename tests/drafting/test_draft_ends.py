@@ -7,20 +7,12 @@ import torch
 
 from hf_lossy_assist import LossyValueError
 from hf_lossy_assist.drafting import chain as chains
-from hf_lossy_assist.drafting.draft_ends import (
-    LONGEST,
-    AcceptanceStop,
-    DraftLength,
-    DraftStop,
-    HeuristicLength,
-    check_num_tokens,
-    draft_length_of,
-)
+from hf_lossy_assist.drafting.draft_ends import LONGEST, AcceptanceStop, DraftStop, check_num_tokens
 from hf_lossy_assist.generation import config as call_config
 from hf_lossy_assist.generation.config import LossyConfig
 from hf_lossy_assist.generation.lossy_call import LossyCall
 from tests.acceptors.fixtures import verifier_head
-from tests.chains import Generating, chain
+from tests.chains import Generating, chain, commit
 from tests.parity import assert_lossless
 from tests.tiny_models import noisy_copy, padded, prompt, tiny
 
@@ -206,19 +198,19 @@ def test_what_is_no_setting_is_refused(named, value):
         parse("lossless", {"stop_drafting": value})
 
 
-def test_lengths_by_name():
-    kinds = [type(draft_length_of(*x)) for x in ((4,), (4, "heuristic"), (4, "constant"))]
-    assert kinds == [DraftLength, HeuristicLength, DraftLength]
-    for bad in (0, True, 2.5, "car"):
-        with pytest.raises(LossyValueError, match="`num_assistant_tokens`"):
-            check_num_tokens(bad)
+@pytest.mark.parametrize("bad", [0, True, 2.5, "car"])
+def test_a_length_is_a_number_of_tokens(bad):
+    with pytest.raises(LossyValueError, match="`num_assistant_tokens`"):
+        check_num_tokens(bad)
 
 
-def test_a_schedule_follows_what_is_kept():
-    constant, heuristic, sizes = DraftLength(2), HeuristicLength(2), []
-    for accepted in (2, 4, 5, 0, 0, 0, 0, 0, 0, 0):
-        heuristic.observe(heuristic.size, accepted)
-        constant.observe(2, accepted)
-        sizes.append(heuristic.size)
-    assert sizes == [4, 6, 5, 4, 3, 2, 1, 1, 1, 1]
-    assert constant.size == 2
+@torch.no_grad()
+@pytest.mark.parametrize(("adapts", "expected"), [(True, [4, 6, 5, 4, 3, 2, 1, 1]), (False, [2] * 8)])
+def test_a_schedule_follows_what_is_kept(adapts: bool, expected: list[int]):
+    drafter, text, sizes = chain(tiny(), 2, adapts=adapts), prompt(), []
+    for accepted in (2, 4, 5, 0, 0, 0, 0, 0):
+        tokens = drafter.propose(text, None, [99]).tokens
+        kept = torch.cat([text, tokens[:, :accepted], tokens[:, :1]], dim=1)
+        drafter.observe(commit(kept, text, tokens.shape[1]))
+        text, sizes = kept, [*sizes, drafter.size]
+    assert sizes == expected

@@ -21,7 +21,7 @@ from ...core.messages import Draft
 from ...core.texts import Texts
 from ...drafting import Drafter, PerRowDrafter
 from ...drafting.chain import ChainDrafter, Sampler, Source, SourceDrafter
-from ...drafting.draft_ends import DEFAULT_NUM_TOKENS, LONGEST, ConfidenceStop, DraftStop, draft_length_of, fresh
+from ...drafting.draft_ends import DEFAULT_NUM_TOKENS, LONGEST, ConfidenceStop, DraftStop, fresh
 from ...drafting.state_head import StateHead
 from ...drafting.tree import TreeDrafter
 from ...drafting.vocabulary import SAME, Vocabulary
@@ -187,7 +187,7 @@ class Kind(ABC):
 
     @cached_property
     def longest(self) -> int | None:
-        """The most tokens of a chain, where that is known beforehand."""
+        """The most tokens of a chain; None where that follows from what is kept."""
         return None if self.lengths.schedule.startswith("heuristic") else self.lengths.num_assistant_tokens
 
     @property
@@ -215,8 +215,7 @@ class Kind(ABC):
         """Return the strategy that drafts chains as long as the call and its models say."""
         lengths = self.lengths
         stop = ConfidenceStop(lengths.confidence) if lengths.confidence else fresh(lengths.stop)
-        length = draft_length_of(lengths.num_assistant_tokens, lengths.schedule)
-        return strategy(source, length, sampler, keep_logits, stop)
+        return strategy(source, lengths.num_assistant_tokens, sampler, keep_logits, stop, self.longest is None)
 
     def static(self, making: Making) -> StaticDraft | None:
         """Return what it needs to draft on static caches; None where it drafts on caches of its own."""

@@ -21,10 +21,9 @@ from ...core.transfers import Look
 from ...drafting import state_head
 from ...drafting.chain import ChainDrafter, Drafted, columns_of
 from ...drafting.state_head import StateHeadConfig, StoredHead
-from ...errors import LossyUnsupportedError, LossyValueError, brief
+from ...errors import LossyUnsupportedError, LossyValueError
 from ...heads.identity import row_norms
 from ...models.runner import Nodes, WholeTokens
-from ...models.static.cache_slot import StaticCacheSlot
 from ...models.static.fixed import FixedSampler, Prepare, WholeDraft, chained
 from ...models.static.forwards import shallow
 from ...values import BOOL, COUNT, POSITIVE, bounded
@@ -33,7 +32,6 @@ from .state_heads import HeadRunner, StateHeadKind
 
 _LAYERS = "aux_hidden_state_layer_ids"
 _OF_TRANSFORMERS = "MuseGlimmerAssistantModel"
-_KINDS = ("DFlashDraftModel", "DFlash2DraftModel", _OF_TRANSFORMERS)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -42,6 +40,8 @@ class DFlashConfig(StateHeadConfig):
 
     title = "a DFlash head"
     model_type = "dflash"
+    names = ("dflash", "dflash2", "DFlashDraftModel", "DFlash2DraftModel", _OF_TRANSFORMERS)
+    writers = "the packages dflash, speculators or transformers"
     rules = {  # noqa: RUF012
         "block_size": bounded(2, 1024, integer=True),
         "mask_token_id": COUNT,
@@ -71,23 +71,9 @@ class DFlashConfig(StateHeadConfig):
             found.append((self.layer.sliding_window if slides else None, causal))
         return found
 
-    @staticmethod
-    def describes(values: Mapping[str, Any]) -> bool:
-        """Tell whether a ``config.json`` is that of a DFlash head, of any of the three kinds."""
-        if "speculators_model_type" in values:
-            return values["speculators_model_type"] in ("dflash", "dflash2")
-        return state_head.architecture(values) in _KINDS
-
     @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> DFlashConfig:
-        """Read the ``config.json`` of the package dflash, of speculators, or of transformers' one model."""
-        values = values if isinstance(values, Mapping) else {}
-        kind = values.get("speculators_model_type") or state_head.architecture(values)
-        if not cls.describes(values):
-            raise LossyValueError(
-                f"{brief(kind)} is no DFlash head as the packages dflash, speculators or transformers write it; pass "
-                "the folder or repository of such a head, or use the model as an ordinary `assistant_model`"
-            )
+    def _read(cls, values: Mapping[str, Any]) -> DFlashConfig:
+        kind = state_head.kind_of(values)
         others = [name for name in ("sample_from_anchor", "shift_label") if values.get(name)]
         others += [f"`projector_type` {x!r}" for x in [values.get("projector_type", "dflash")] if x != "dflash"]
         if others := [*others, *([kind] if kind in ("DFlash2DraftModel", "dflash2") else [])]:
@@ -286,11 +272,9 @@ class DFlashRunner(HeadRunner):
     The forwards that others have for trees read blocks.
     """
 
-    def __init__(
-        self, head: DFlash, target: PreTrainedModel, mask: Tensor | None, slot: StaticCacheSlot | None = None
-    ) -> None:
-        super().__init__(head, target, mask, slot)
-        self._lm_head = target.get_output_embeddings()
+    @property
+    def _lm_head(self) -> nn.Module:
+        return self.target.get_output_embeddings()
 
     def _read(self, commit: Commit, g: Tensor) -> None:
         self._remember(g)
@@ -392,8 +376,7 @@ class BlockDrafter(ChainDrafter):
     """Drafts the tokens of a block at once: one forward proposes the laws of all, each whatever the others are."""
 
     def propose(self, ids: Tensor, layout: Texts | None, remaining: Sequence[int]) -> Draft:
-        length = self.draft_length
-        length.size = min(length.size, self.source.model.longest)  # a schedule would add on, and come back late
+        self.size = min(self.size, self.source.model.longest)  # a schedule would add on, and come back late
         return super().propose(ids, layout, remaining)
 
     def _draft(self, ids: Tensor, n: int, remaining: Sequence[int]) -> Drafted:

@@ -9,7 +9,7 @@ from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
-from transformers import DynamicCache, LlamaConfig, PreTrainedModel
+from transformers import DynamicCache, LlamaConfig
 from transformers.modeling_outputs import CausalLMOutput
 
 from ...compat.caches import CACHE
@@ -19,11 +19,10 @@ from ...core.texts import RowShift
 from ...core.transfers import to_device
 from ...drafting import state_head
 from ...drafting.chain import ChainDrafter
-from ...drafting.state_head import StateHead, StateHeadConfig, StoredHead
+from ...drafting.state_head import StateHeadConfig, StoredHead
 from ...drafting.vocabulary import vocabulary_sizes
-from ...errors import LossyUnsupportedError, LossyValueError, brief
+from ...errors import LossyUnsupportedError, LossyValueError
 from ...models.runner import Nodes, WholeTokens
-from ...models.static.cache_slot import StaticCacheSlot
 from ...models.static.fixed import FixedSampler, Prepare, WholeDraft, chained
 from ...models.static.forwards import shallow
 from ...models.static.graphs import weights_of
@@ -41,6 +40,8 @@ class Eagle3Config(StateHeadConfig):
 
     title = "an EAGLE-3 head"
     model_type = "eagle3"
+    names = ("eagle3", "LlamaForCausalLMEagle3")
+    writers = "SafeAILab's EAGLE, SpecForge or speculators"
     rules = {**dict.fromkeys(_FLAGS, state_head.or_null(BOOL)), _LAYERS: state_head.LAYERS}  # noqa: RUF012
     norm_before_residual: bool = False  # whether the layer's residual is the normed state
     norm_before_fc: bool = False  # whether the states are normed before they are fused, all at once
@@ -57,24 +58,13 @@ class Eagle3Config(StateHeadConfig):
         if self.norm_before_fc and self.fc_norm:
             raise LossyValueError("an EAGLE-3 head has either `norm_before_fc` or `fc_norm`, but this head has both")
 
-    @staticmethod
-    def describes(values: Mapping[str, Any]) -> bool:
-        """Tell whether a ``config.json`` is that of an EAGLE-3 head, of any of the three kinds."""
-        if "speculators_model_type" in values:
-            return values["speculators_model_type"] == "eagle3"
-        kind = state_head.architecture(values)
-        return kind == "LlamaForCausalLMEagle3" or (kind == "LlamaForCausalLM" and "draft_vocab_size" in values)
+    @classmethod
+    def describes(cls, values: Mapping[str, Any]) -> bool:
+        unnamed = state_head.kind_of(values) == "LlamaForCausalLM" and "draft_vocab_size" in values
+        return unnamed or super().describes(values)
 
     @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> Eagle3Config:
-        """Read the ``config.json`` of any of the three kinds of checkpoints."""
-        values = values if isinstance(values, Mapping) else {}
-        if not cls.describes(values):
-            kind = values.get("speculators_model_type") or state_head.architecture(values)
-            raise LossyValueError(
-                f"{brief(kind)} is no EAGLE-3 head as SafeAILab's EAGLE, SpecForge or speculators write it; pass the "
-                "folder or repository of such a head, or use the model as an ordinary `assistant_model`"
-            )
+    def _read(cls, values: Mapping[str, Any]) -> Eagle3Config:
         if "speculators_model_type" not in values:
             cls.check_values(values, ("hidden_size", "vocab_size"))
             return cls._of_eagle(values)
@@ -243,14 +233,8 @@ class Eagle3Runner(HeadRunner):
     """
 
     ahead = 1
-
-    def __init__(
-        self, head: StateHead, target: PreTrainedModel, mask: Tensor | None, slot: StaticCacheSlot | None = None
-    ) -> None:
-        super().__init__(head, target, mask, slot)
-        self._state: Tensor | None = None
-        self._nodes: Tensor | None = None
-        (self._size,) = vocabulary_sizes(target)
+    _state: Tensor | None = None  # the output at the newest slot
+    _nodes: Tensor | None = None  # the outputs at the nodes that were read last
 
     def _read(self, commit: Commit, g: Tensor) -> None:
         before, longest = self.seen, max(commit.counts)
@@ -306,7 +290,8 @@ class Eagle3Runner(HeadRunner):
         return output
 
     def kind(self, of_tree: bool) -> Hashable:
-        return self._size, self.embeddings.data_ptr(), weights_of(self.model.get_output_embeddings())
+        head = self.model.get_output_embeddings()
+        return *vocabulary_sizes(self.target), self.embeddings.data_ptr(), weights_of(head)
 
     @staticmethod
     def body(model: nn.Module, of_tree: bool, decorated: bool) -> Callable[..., tuple[Tensor, ...]]:

@@ -20,8 +20,6 @@ from ...drafting import Drafter
 from ...errors import LossyUnsupportedError, LossyValueError
 from .base import Asked, Making, PerRowKind, register
 
-_NEEDED = {"draft_probs": "distribution", "draft_hidden": "hidden states"}
-
 
 class GeneratorDrafter(Drafter):
     """Drafts for one sequence with anything that follows transformers' ``CandidateGenerator`` contract.
@@ -64,7 +62,7 @@ class GeneratorDrafter(Drafter):
             says_nothing = isinstance(generator, DRAFTERS_WITHOUT_LOGITS)
             logits = None if says_nothing else logits[:, : tokens.shape[1]].to(ids.device, torch.float32)
         if tokens.shape[1] and logits is None and "draft_probs" in self.acceptor.needs:
-            raise missing("draft_probs", self.acceptor, type(generator).__name__)
+            raise missing_q(self.acceptor, type(generator).__name__)
         overrides = generator.model_kwargs_overrides if self.drafts_every_round else {}
         return Draft(tokens, logits, target_inputs={**overrides, **self._wanted})
 
@@ -84,12 +82,12 @@ class GeneratorDrafter(Drafter):
         }
 
 
-def missing(need: str, acceptor: Acceptor, drafter: str, remedy: str = "pass an `assistant_model`") -> LossyValueError:
-    """Return the error for a rule that needs more than a drafter gives."""
-    rule = next(rule for rule in getattr(acceptor, "rules", (acceptor,)) if need in rule.needs)
+def missing_q(acceptor: Acceptor, drafter: str, remedy: str = "pass an `assistant_model`") -> LossyValueError:
+    """Return the error for a rule that needs a distribution of a drafter without one."""
+    rule = next(rule for rule in getattr(acceptor, "rules", (acceptor,)) if "draft_probs" in rule.needs)
     settings = "".join(f'set `{key}="{value}"` in `lossy_config`, ' for key, value in rule.without_q.items())
     return LossyValueError(
-        f"the rule {rule.name!r} needs the draft's {_NEEDED[need]}, but {drafter} gives none; {settings}{remedy}, or "
+        f"the rule {rule.name!r} needs the draft's distribution, but {drafter} gives none; {settings}{remedy}, or "
         "use a rule that reads the target alone, e.g. 'topk' or 'typical'"
     )
 
@@ -106,7 +104,7 @@ class GeneratorKind(PerRowKind):
     def for_row(self, making: Making) -> GeneratorDrafter:
         generator, rule, row = self.generator(making), self.asked.config.rule, making.call
         if "draft_probs" in rule.needs and isinstance(generator, DRAFTERS_WITHOUT_LOGITS):
-            raise missing("draft_probs", rule, type(generator).__name__)
+            raise missing_q(rule, type(generator).__name__)
         if generator.requires_model_outputs and (whole := making.whole or row).batch > 1:
             raise LossyUnsupportedError(
                 f"`candidate_generator` {type(generator).__name__} drafts from the states of one sequence, but the "

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, ClassVar, Self
 
 import torch
@@ -99,25 +99,20 @@ class LayerStates:
             if threading.get_ident() == thread:
                 self._read.setdefault(i, deque(maxlen=2)).append(state)
 
-        def entering(i: int) -> Any:
-            def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-                keep(i, args[0] if args else kwargs["hidden_states"])
+        def entering(i: int, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            keep(i, args[0] if args else kwargs["hidden_states"])
 
-            return hook
-
-        def leaving(i: int) -> Any:
-            def hook(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-                keep(i, output if isinstance(output, Tensor) else output[0])
-
-            return hook
+        def leaving(i: int, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+            keep(i, output if isinstance(output, Tensor) else output[0])
 
         with ExitStack() as stack:
             stack.callback(self._read.clear)
             for i in self._layers:
                 if i in self._left:
-                    stack.enter_context(self._left[i].register_forward_hook(leaving(i)))
+                    stack.enter_context(self._left[i].register_forward_hook(partial(leaving, i)))
                 else:
-                    stack.enter_context(self._entered[i].register_forward_pre_hook(entering(i), with_kwargs=True))
+                    hook = partial(entering, i)
+                    stack.enter_context(self._entered[i].register_forward_pre_hook(hook, with_kwargs=True))
             yield
 
 
@@ -141,7 +136,7 @@ class HeadRunner(FixedRunner):
     def __init__(
         self, head: StateHead, target: PreTrainedModel, mask: Tensor | None, slot: StaticCacheSlot | None = None
     ) -> None:
-        self.model, self.device = head, head.device
+        self.model, self.target, self.device = head, target, head.device
         self.vocabulary = head.vocabulary(target)
         self.embeddings = head.embeddings(target)
         self.seen = self.sent = 0

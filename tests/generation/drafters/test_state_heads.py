@@ -196,7 +196,7 @@ def test_a_schedule_stays_within_a_block(monkeypatch):
 
     def noted(self, *args):
         draft = propose(self, *args)
-        sizes.append(self.draft_length.size)
+        sizes.append(self.size)
         return draft
 
     monkeypatch.setattr(BlockDrafter, "propose", noted)
