@@ -98,7 +98,7 @@ class Decoding:
             self.outputs.record(rows, chain.logits, along, [*map(len, tokens)], len(chain))
         counts = self.progress.commit(rows, tokens, self.outputs.scores_upto)
         self.count(rows, decisions, counts)
-        self.follow(extended, n, kept, counts, verification, output, path, tokens)
+        self.follow(extended, n, kept, verification, output, path, tokens)
 
     def count(self, rows: Sequence[int], decisions: Sequence[RowDecision], counts: Sequence[int]) -> None:
         """Add decisions about rows to the statistics: so many of each one's tokens are in the output."""
@@ -111,7 +111,6 @@ class Decoding:
         extended: Tensor,
         drafted: int,
         kept: Sequence[int],
-        counts: Sequence[int],
         verification: Verification | None = None,
         output: TargetOutput | None = None,
         path: Tensor | None = None,
@@ -120,20 +119,22 @@ class Decoding:
         """Let texts, caches and the drafter follow the output.
 
         ``extended`` ``(B, W + n + 1)`` are the texts with all of a round's tokens: ``kept`` of ``drafted`` ones in each
-        row, and the target's own. Each text has grown by ``counts`` tokens, the first of ``tokens``. ``verification``
-        and ``output`` are None if no row was verified this round.
+        row, and the target's own. Each text has grown by the first of ``tokens``. ``verification`` and ``output`` are
+        None if no row was verified this round.
         """
         texts, progress, rows = self.texts, self.progress, tuple(self.texts.rows)
         start, padding = texts.width, tuple(texts.left_padding)
-        ended, lengths = [], []
-        for row, count in zip(rows, counts, strict=True):
+        ended, lengths, counts = [], [], []
+        for row, before in zip(rows, texts.lengths, strict=True):
             own, generated = self.stats.rows[row], progress.generated[row]
+            count = max(0, texts.prompt + generated - before)  # a criterion may have cut more than the round
             if generated < len(own.records):  # a criterion has cut the text back
                 own.cut(generated)
             if progress.streamer is not None:
                 progress.show_statuses([record.kind for record in own.records[len(own.records) - count :]])
             if progress.ended[row]:
                 self.stats.end(row)
+            counts.append(count)
             ended.append(progress.ended[row])
             lengths.append(texts.prompt + generated)
         self.done = all(ended)

@@ -145,7 +145,7 @@ class UnverifiedDecoding(Decoding):
         else:
             self._keep_up()
             self._record(run)
-            self.follow(candidate, run.tokens.shape[1], run.counts, self._grown())
+            self.follow(candidate, run.tokens.shape[1], run.counts)
 
     def verify_after(self, run: Run, candidate: Tensor) -> tuple[Verification, TargetOutput]:
         """Run one forward over unseen tokens; return the target's answer about one token of each row."""
@@ -173,12 +173,7 @@ class UnverifiedDecoding(Decoding):
         counts = self.progress.commit([*decisions], [x.tokens for x in decisions.values()])
         self._record(run)
         self.count([*decisions], [*decisions.values()], counts)
-        self.follow(extended, run.tokens.shape[1], kept, self._grown(), verification, output)
-
-    def _grown(self) -> list[int]:
-        """Return by how many tokens each text has grown in this round."""
-        both = zip(self.texts.rows, self.texts.lengths, strict=True)
-        return [max(0, self.texts.prompt + self.progress.generated[row] - before) for row, before in both]
+        self.follow(extended, run.tokens.shape[1], kept, verification, output)
 
     def _record(self, run: Run) -> None:
         """Add a run to the statistics, as far as it is in the output."""

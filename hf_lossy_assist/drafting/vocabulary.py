@@ -166,7 +166,7 @@ def trim_draft_vocabulary(draft: PreTrainedModel, tokens: Iterable[int]) -> PreT
     >>> draft.lm_head.rows.out_features
     10
     """
-    check_changeable(draft)
+    check_changeable("draft", draft)
     head = draft.get_output_embeddings()
     if type(head) is not nn.Linear or head.weight.is_meta:
         raise LossyUnsupportedError(

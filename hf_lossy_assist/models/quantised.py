@@ -273,7 +273,7 @@ def quantize_draft(draft: PreTrainedModel, dtype: str = "int8") -> PreTrainedMod
     """
     if dtype not in DTYPES:
         raise LossyValueError(f"`dtype` has to be one of {list(DTYPES)}, but is {dtype!r}")
-    check_changeable(draft)
+    check_changeable("draft", draft)
     layers = [module for module in draft.modules() if type(module) in _LAYERS]
     if dtype_of(draft) is not None or getattr(draft, "hf_quantizer", None) is not None:
         raise LossyUnsupportedError(
@@ -313,14 +313,14 @@ def check_runs(name: str, changed: PreTrainedModel, source: PreTrainedModel, how
         )
 
 
-def check_changeable(draft: Any) -> None:
-    """Raise unless ``draft`` is a model of transformers, whose modules can be replaced."""
-    if hasattr(draft, "d2t"):
+def check_changeable(name: str, model: Any) -> None:
+    """Raise unless a ``model``, which errors call ``name``, is one of transformers, whose modules can be replaced."""
+    if hasattr(model, "d2t"):
         raise LossyUnsupportedError(
-            "`draft` is a head on the target's states, as EAGLE-3's are, which is small already; pass a draft model"
+            f"`{name}` is a head on the target's states, as EAGLE-3's are, which is small already; pass a draft model"
         )
-    if not isinstance(draft, PreTrainedModel):
-        raise LossyValueError(f"`draft` has to be a transformers model, but is {type(draft).__name__}")
+    if not isinstance(model, PreTrainedModel):
+        raise LossyValueError(f"`{name}` has to be a transformers model, but is {type(model).__name__}")
 
 
 def can_be_compiled(model: nn.Module) -> bool:
@@ -413,8 +413,7 @@ def prepack(model: PreTrainedModel) -> PreTrainedModel:
 
 def check_packable(name: str, model: Any) -> None:
     """Raise unless :func:`prepack` takes a ``model``, which errors call ``name``."""
-    if not isinstance(model, PreTrainedModel):
-        raise LossyValueError(f"`{name}` has to be a transformers model, but is {type(model).__name__}")
+    check_changeable(name, model)
     if is_prepacked(model) or dtype_of(model) is not None or getattr(model, "hf_quantizer", None) is not None:
         raise LossyUnsupportedError(f"`{name}` is prepacked or quantised already; use it as it is")
     layers = [module for module in model.modules() if type(module) is nn.Linear]

@@ -175,6 +175,10 @@ class ModelRunner(ABC):
     def _move(self, shift: RowShift, ids: Tensor) -> None:
         """Follow the rows of ``ids`` ``(B, S)`` into the next rectangle, and forget rejected tokens."""
 
+    @cached_property
+    def _tree_inputs(self) -> TreeInputs:
+        return TreeInputs(self.model)
+
     @contextmanager
     def in_use(self) -> Iterator[None]:
         """Inside the block the cache can be rewound; after it, the cache belongs to the caller again."""
@@ -245,10 +249,6 @@ class DynamicCacheRunner(ModelRunner):
     def _shows_masks(self) -> bool:
         """Whether transformers would read a mask in a forward over one token, but takes whole ones, too."""
         return attention_of(self.model) == "sdpa" and obstacle_to_trees(self.model, {}) is None
-
-    @cached_property
-    def _tree_inputs(self) -> TreeInputs:
-        return TreeInputs(self.model)
 
     @property
     def _sees_on(self) -> bool:

@@ -8,12 +8,12 @@ from functools import partial
 from typing import Any
 
 import torch
+from accelerate.utils import recursively_apply
 from torch import Tensor, nn
 from torch.nn.functional import pad
 from transformers import PreTrainedModel
 
 from ...compat.caches import cache_name, new_cache
-from ...compat.inputs import TreeInputs
 from ...core.distributions import Randomness
 from ...core.texts import GrowingTensor, RowShift, counting, ones
 from ..runner import Nodes, WholeTokens
@@ -56,7 +56,6 @@ class StaticCacheRunner(FixedRunner):
             positions = torch.arange(1)[None] if mask is None else (mask.cumsum(-1) - 1).clamp(min=0)
         self._cover(None if mask is None else mask.to(self.device), positions.to(self.device))
         self._last: dict[tuple[int, int], Tensor] = {}
-        self._tree_inputs: TreeInputs | None = None
 
     def _cover(self, mask: Tensor | None, positions: Tensor) -> None:
         """Write mask and positions ahead for the whole cache: no padding follows the prompt."""
@@ -123,8 +122,6 @@ class StaticCacheRunner(FixedRunner):
 
     def _tree(self, width: int, ancestors: Tensor, depths: Tensor) -> dict[str, Any]:
         """Return mask and positions of one forward over the unread text and nodes after it."""
-        if self._tree_inputs is None:
-            self._tree_inputs = TreeInputs(self.model)
         carried = {"attention_mask": self._padding, "position_ids": self._positions, self._cache_name: self.slot.cache}
         ancestors, depths = ancestors.to(self.device), depths.to(self.device)
         inputs = self._tree_inputs.of_tree(carried, width, self.seen, ancestors, depths)
@@ -204,9 +201,7 @@ class StaticCacheRunner(FixedRunner):
         else:
             mask, positions = tree["attention_mask"], tree["position_ids"]
             if extra:
-                masks = mask if isinstance(mask, dict) else {"": mask}
-                masks = {kind: pad(x, (0, 0, 0, extra)) for kind, x in masks.items()}
-                mask = masks if isinstance(mask, dict) else masks[""]
+                mask = recursively_apply(pad, mask, (0, 0, 0, extra))
                 positions = torch.cat([positions, positions[:, -1:].expand(-1, extra)], dim=1)
         return {
             "input_ids": pad(tokens, (0, extra)).clone(memory_format=torch.contiguous_format),
