@@ -22,6 +22,8 @@ class RowRecorder:
         self._rules: dict[str, int] = {}
         # Per round: where its tokens begin among the records, how many drafted ones stay, and how many were drafted.
         self._rounds: list[tuple[int, int, int]] = []
+        # Likewise of each run of tokens that no target checked: where it begins, and how many tokens it has.
+        self._runs: list[tuple[int, int]] = []
         self._ended: tuple[float, Mapping[str, float]] | None = None
 
     def add(self, decision: RowDecision, committed: int) -> int:
@@ -41,16 +43,18 @@ class RowRecorder:
         if committed > kept:
             kinds.append("bonus" if decision.complete else "corrected")
         start = len(self.records)
-        self.record(decision.tokens[:committed], kinds, rules, decision.scores[:committed])
+        self._record(decision.tokens[:committed], kinds, rules, decision.scores[:committed])
         self._rounds.append((start, kept, decision.drafted))
         return kept - sum(lossless)
 
-    def record(
-        self,
-        tokens: Sequence[int],
-        fates: Sequence[str],
-        rules: Sequence[str | None],
-        scores: Sequence[TokenScores],
+    def add_run(self, tokens: Sequence[int], rule: str, scores: Sequence[TokenScores]) -> None:
+        """Count tokens that the draft committed without the target."""
+        count = len(tokens)
+        self._runs.append((len(self.records), count))
+        self._record(tokens, ["unverified"] * count, [rule] * count, scores)
+
+    def _record(
+        self, tokens: Sequence[int], fates: Sequence[str], rules: Sequence[str | None], scores: Sequence[TokenScores]
     ) -> None:
         """Add tokens of the output: their fates, and the rules that they are credited to."""
         of_tokens = zip(tokens, fates, rules, scores or (None,) * len(tokens), strict=True)
@@ -66,22 +70,25 @@ class RowRecorder:
         self._ended = time.perf_counter(), dict(seconds)
 
     def finish(self, lossless: bool, started: float) -> LossyStats:
-        length, count = len(self.records), Counter(record.kind for record in self.records)
+        length, kinds = len(self.records), Counter(record.kind for record in self.records)
         reached = [x for x in self._rounds if x[0] < length]  # others were cut off whole
+        runs = [min(count, length - start) for start, count in self._runs if start < length]
         credits = Counter(record.rule for record in self.records if record.rule is not None)
         at, seconds = self._ended or (time.perf_counter(), {})
         return LossyStats(
             rounds=len(reached),
-            drafted=sum(drafted for *_, drafted in reached),
-            accepted=count["accepted"] + count["accepted_lossy"],
-            accepted_lossy=count["accepted_lossy"],
-            corrected=count["corrected"],
-            bonus=count["bonus"],
+            drafted=sum(drafted for *_, drafted in reached) + sum(runs),
+            accepted=kinds["accepted"] + kinds["accepted_lossy"],
+            accepted_lossy=kinds["accepted_lossy"],
+            corrected=kinds["corrected"],
+            bonus=kinds["bonus"],
             **self.work,
             accepted_histogram=histogram([min(kept, length - start) for start, kept, _ in reached]),
             accepted_by=self._rules | credits,
             seconds={"total": at - started, **seconds},
             lossless=lossless,
+            unverified=sum(runs),
+            run_histogram=histogram(runs),
             records=tuple(self.records),
         )
 

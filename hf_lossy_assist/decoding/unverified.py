@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -12,9 +11,8 @@ from torch import Tensor
 from ..acceptors import decide
 from ..core.limits import LosslessPositions
 from ..core.messages import Decision, Draft, TargetOutput, Verification
-from ..core.recorders import RowRecorder, histogram
 from ..core.shapes import Chain
-from ..core.statistics import LossyStats, TokenScores
+from ..core.statistics import TokenScores
 from ..core.transfers import Look, looks_late, to_device
 from ..drafting.run_ahead import RunAheadDrafter
 from .inspector import with_scores
@@ -42,24 +40,6 @@ class Run:
         return to_device([min(count, last) for count in self.counts], self.tokens.device)
 
 
-class RunRecorder(RowRecorder):
-    """Collects the statistics of a row whose rounds begin with runs."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._runs: list[tuple[int, int]] = []  # where each begins among the records, and how many tokens it has
-
-    def add_run(self, tokens: Sequence[int], rule: str, scores: Sequence[TokenScores | None]) -> None:
-        count = len(tokens)
-        self._runs.append((len(self.records), count))
-        self.record(tokens, ["unverified"] * count, [rule] * count, scores)
-
-    def finish(self, lossless: bool, started: float) -> LossyStats:
-        stats, length = super().finish(lossless, started), len(self.records)
-        runs = [min(count, length - start) for start, count in self._runs if start < length]
-        return replace(stats, drafted=stats.drafted + sum(runs), unverified=sum(runs), run_histogram=histogram(runs))
-
-
 @dataclass(eq=False)
 class UnverifiedDecoding(Decoding):
     """Decodes with a rule that commits tokens without the target while a head accepts them.
@@ -73,7 +53,6 @@ class UnverifiedDecoding(Decoding):
 
     def __post_init__(self) -> None:
         self.request = self.acceptor.unverified_drafting
-        self.stats.rows = {row: RunRecorder() for row in self.stats.rows}
 
     def draft(self) -> Run | Draft:
         """Draft and commit tokens until every row waits for the target or has ended.

@@ -12,7 +12,6 @@ import pytest
 from hf_lossy_assist.core.messages import DraftCost, RowDecision
 from hf_lossy_assist.core.recorders import RowRecorder, StatsRecorder
 from hf_lossy_assist.core.statistics import LossyStats, TokenRecord, TokenScores, joined
-from hf_lossy_assist.decoding.unverified import RunRecorder
 
 RULES = ("a", "b")
 SEEDS = pytest.mark.parametrize("seed", range(30))
@@ -119,8 +118,6 @@ def found(stats: LossyStats, names: Any) -> dict[str, Any]:
 def finished_rows(seed: int, recorder: StatsRecorder) -> list[Row]:
     """Let all rows end, and one or another be cut back after its end."""
     generator = random.Random(seed)
-    if seed % 2:
-        recorder.rows = {number: RunRecorder() for number in recorder.rows}
     rows = [Row(generator, bool(seed % 2), own) for own in recorder.rows.values()]
     for row in rows:
         for _ in range(generator.randint(0, 6)):
