@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields
 from functools import cache
-from typing import Annotated, Any, TypeVar, get_type_hints
+from typing import Annotated, Any, ClassVar, TypeVar, get_args, get_origin, get_type_hints
 
 from .errors import LossyValueError, brief, nearest, warn
 
@@ -92,17 +92,21 @@ Flag = Annotated[bool, BOOL]
 
 
 @functools.cache
-def _rules(cls: type) -> list[tuple[str, Rule]]:
-    hints = get_type_hints(cls, include_extras=True)
-    return [(name, rule) for name, hint in hints.items() for rule in getattr(hint, "__metadata__", ())]
+def _rules(cls: type) -> list[tuple[str, Rule, bool]]:
+    hints = [(name, x) for name, x in get_type_hints(cls, include_extras=True).items() if get_origin(x) is Annotated]
+    return [(name, rule, type(None) in get_args(x.__origin__)) for name, x in hints for rule in x.__metadata__]
 
 
 class Checked:
-    """A dataclass that checks its fields by the rules in their annotations."""
+    """A dataclass that checks its fields by the rules in their annotations; None where these allow it."""
+
+    where: ClassVar[str] = ""
+    """What follows a field's name in errors."""
 
     def __post_init__(self) -> None:
-        for name, rule in _rules(type(self)):
-            rule.check(name, getattr(self, name))
+        for name, rule, may_be_none in _rules(type(self)):
+            if (value := getattr(self, name)) is not None or not may_be_none:
+                rule.check(name, value, self.where)
 
 
 def from_json(text: str | bytes, what: str, remedy: str = "") -> Any:

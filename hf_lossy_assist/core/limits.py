@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import partial
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
 
 from ..errors import LossyValueError
-from ..values import LARGEST_INT, SETTINGS, bounded
+from ..values import LARGEST_INT, SETTINGS, Checked, bounded
 from .shapes import Shape
 from .transfers import to_device
 
@@ -96,25 +96,25 @@ def quoted(ids: Tensor, prompts: Tensor, n: int) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Limits:
+class Limits(Checked):
     """Limits on where and how often a run is lossy; everywhere else the lossless rule decides.
 
     The markers of a scope may be in the prompt too. The last token of a marker is lossless.
     """
 
-    strict_first_n: int = 0  # the first n generated tokens are lossless
-    budget: float | None = None  # the largest share of the tokens generated so far to be kept lossily
+    where = SETTINGS
+    # the first n generated tokens are lossless
+    strict_first_n: Annotated[int, bounded(0, LARGEST_INT, integer=True)] = 0
+    # the largest share of the tokens generated so far to be kept lossily
+    budget: Annotated[float | None, bounded(0, 1)] = None
     # lossy only between markers: "thinking", or a dict with `start` and `end` (text, token id or ids); or, in a dict
     # with `except`, lossless between each of these pairs of markers
     scope: str | dict[str, Any] | None = field(default=None, hash=False)
-    strict_on_quotes: int | None = None  # a token after n tokens that stand in the prompt too is lossless
+    # a token after n tokens that stand in the prompt too is lossless
+    strict_on_quotes: Annotated[int | None, bounded(1, LARGEST_INT, integer=True)] = None
 
     def __post_init__(self) -> None:
-        bounded(0, LARGEST_INT, integer=True).check("strict_first_n", self.strict_first_n, SETTINGS)
-        if self.strict_on_quotes is not None:
-            bounded(1, LARGEST_INT, integer=True).check("strict_on_quotes", self.strict_on_quotes, SETTINGS)
-        if self.budget is not None:
-            bounded(0, 1).check("budget", self.budget, SETTINGS)
+        super().__post_init__()
         if self.scope is not None and self.markers is None:
             raise LossyValueError(
                 f"`scope` in `lossy_config` has to be one of {list(MARKERS)} or a dict with `start` and `end`, with "

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 from torch import Tensor
@@ -14,7 +15,7 @@ from ..core.texts import Texts
 from ..core.trees import Tree
 from ..models.processing import alike, process
 from ..models.runner import Nodes
-from ..values import SETTINGS, bounded
+from ..values import SETTINGS, Checked, bounded
 from .chain import Sampler, Source, SourceDrafter
 from .vocabulary import NEVER
 
@@ -25,18 +26,18 @@ LEAST, MOST = 0.01, 128
 _MOST_NODES = 1024
 
 
+_Size = Annotated[int, bounded(1, _MOST_NODES, integer=True)]
+
+
 @dataclass(frozen=True)
-class TreeConfig:
+class TreeConfig(Checked):
     """How trees are drafted: ``tree`` in ``lossy_config``."""
 
-    depth: int = 6  # tokens on the longest path; each takes a forward of the draft
-    top_k: int = 8  # nodes to extend at each depth, and continuations of each node
-    nodes: int | str = 32  # how many of the likeliest nodes the target verifies; "auto" goes by their probability
-
-    def __post_init__(self) -> None:
-        for x in fields(self):
-            size = bounded(1, _MOST_NODES, integer=True, word="auto" if x.name == "nodes" else None)
-            size.check(x.name, getattr(self, x.name), f" of `tree`{SETTINGS}")
+    where = f" of `tree`{SETTINGS}"
+    depth: _Size = 6  # tokens on the longest path; each takes a forward of the draft
+    top_k: _Size = 8  # nodes to extend at each depth, and continuations of each node
+    # how many of the likeliest nodes the target verifies; "auto" goes by their probability
+    nodes: Annotated[int | str, bounded(1, _MOST_NODES, integer=True, word="auto")] = 32
 
     @property
     def candidates(self) -> int:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from types import SimpleNamespace
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from transformers import GenerationConfig, PreTrainedModel
@@ -18,7 +18,7 @@ from ..core.limits import Limits
 from ..drafting.draft_ends import STOPS, AcceptanceStop, DraftStop
 from ..drafting.tree import TreeConfig
 from ..errors import LossyError, LossyValueError, brief, nearest
-from ..values import BOOL, LARGEST_INT, SETTINGS, bounded, check_keys, check_name
+from ..values import BOOL, LARGEST_INT, SETTINGS, Checked, Flag, bounded, check_keys, check_name
 from .certificate import Certificate
 from .spelling import Spelling
 
@@ -33,7 +33,7 @@ RUN_KEYS = ("seed", *_SWITCHES, "tree", "stop_drafting", "certificate", *_LIMITS
 
 
 @dataclass(frozen=True)
-class LossyConfig:
+class LossyConfig(Checked):
     """How a run is lossy: a rule, and the settings that every rule has.
 
     ``generate()`` and saved configurations have it as the fields ``lossy_mode``, ``lossy_config`` and ``lossy_head``.
@@ -68,22 +68,16 @@ class LossyConfig:
     {'lossy_mode': 'topk', 'lossy_config': {'k': 3, 'seed': 0}, 'lossy_head': None}
     """
 
+    where = SETTINGS
     rule: Acceptor
-    seed: int | None = None
-    require_lossless: bool = False
+    seed: Annotated[int | None, bounded(0, LARGEST_INT, integer=True)] = None
+    require_lossless: Flag = False
     limits: Limits = _UNLIMITED
-    compile: bool | None = None
+    compile: Annotated[bool | None, BOOL] = None
     tree: TreeConfig | None = None
     stop_drafting: DraftStop | None = None
     certificate: Certificate | None = None
-    inspect: bool = False
-
-    def __post_init__(self) -> None:
-        if self.seed is not None:
-            bounded(0, LARGEST_INT, integer=True).check("seed", self.seed, SETTINGS)
-        for name in _SWITCHES:
-            if (value := getattr(self, name)) is not None or name != "compile":
-                BOOL.check(name, value, SETTINGS)
+    inspect: Flag = False
 
     @classmethod
     def from_fields(
