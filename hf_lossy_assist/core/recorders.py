@@ -137,9 +137,6 @@ class StatsRecorder:
             work[f"{model}_calls"] += calls
             work[f"{model}_tokens"] += tokens // among
 
-    def end(self, row: int) -> None:
-        self.rows[row].end(self.seconds)
-
     def stop(self) -> None:
         """Note the time: reading the statistics later must not make the run longer."""
         self._stopped = time.perf_counter()

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ..acceptors import Acceptor, decide
-from ..compat.models import any_unfinished
+from ..compat.models import any_unfinished, idle_forward
 from ..core.messages import Commit, Draft, RowDecision, TargetOutput, Verification
 from ..core.recorders import StatsRecorder
 from ..core.statistics import LossyStats
@@ -19,7 +19,7 @@ from ..drafting import Drafter
 from ..models.target import Target
 from .inspector import with_scores
 from .outputs import GenerateLossyOutput, OutputRecorder
-from .progress import Progress
+from .progress import Progress, TokenStatusStreamer
 from .slow_drafts import warn_of_loss
 
 
@@ -45,9 +45,10 @@ class Decoding:
 
     def decode(self) -> tuple[Tensor | GenerateLossyOutput, LossyStats]:
         """Run rounds until every row ends; return the output of ``generate()``, and the statistics."""
+        model = self.target.runner.model
         with self.in_use():
             # Other processes may still have texts to end.
-            while any_unfinished(self.target.model, self.done, self.texts.device) if self.synced else not self.done:
+            while any_unfinished(model, self.done, self.texts.device) if self.synced else not self.done:
                 if self.done:
                     self._keep_up()
                 else:
@@ -130,10 +131,10 @@ class Decoding:
             count = max(0, texts.prompt + generated - before)  # a criterion may have cut more than the round
             if generated < len(own.records):  # a criterion has cut the text back
                 own.cut(generated)
-            if progress.streamer is not None:
-                progress.show_statuses([record.kind for record in own.records[len(own.records) - count :]])
+            if count and isinstance(progress.streamer, TokenStatusStreamer):
+                progress.streamer.put_statuses([record.kind for record in own.records[-count:]])
             if progress.ended[row]:
-                self.stats.end(row)
+                own.end(self.stats.seconds)
             counts.append(count)
             ended.append(progress.ended[row])
             lengths.append(texts.prompt + generated)
@@ -164,7 +165,7 @@ class Decoding:
     def _keep_up(self) -> None:
         """Run a dummy forward, to stay in step with the other ranks."""
         if self.synced:
-            self.target.idle(self.texts.ids)
+            idle_forward(self.target.runner.model, self.texts.ids, self.target.runner.carried)
 
     def finish(self) -> tuple[Tensor | GenerateLossyOutput, LossyStats]:
         """Return the output and the statistics."""
@@ -174,7 +175,7 @@ class Decoding:
             self.target.runner.settle(texts)
         if not self.outputs.as_dict:
             return texts, stats
-        return self.outputs.finish(texts, stats, self.target.carried if one else {}), stats
+        return self.outputs.finish(texts, stats, self.target.runner.carried if one else {}), stats
 
     def close(self, longest: int = 0) -> tuple[Tensor, LossyStats]:
         """Return the texts and the statistics; ``longest`` is the most tokens of a batch of which this is one row."""
@@ -189,7 +190,7 @@ class Decoding:
         if outputs.wanted and (missing := longest - max(generated.values())) > 0:
             self._record_padding(texts, missing)
         result = stats.finish()
-        warn_of_loss(self.target.model, stats.laps, max(generated.values()), result.accepted)
+        warn_of_loss(self.target.runner.model, stats.laps, max(generated.values()), result.accepted)
         return texts, result
 
     def _record_padding(self, text: Tensor, count: int) -> None:

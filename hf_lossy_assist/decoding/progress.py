@@ -202,7 +202,3 @@ class Progress:
         if prompts is not None and len(texts.rows) < len(prompts):
             prompts = prompts.index_select(0, to_device(texts.rows, prompts.device))
         return self.limits.lossless_positions(candidate, shape, generated, lossy, prompts)
-
-    def show_statuses(self, statuses: Sequence[str]) -> None:
-        if statuses and isinstance(self.streamer, TokenStatusStreamer):
-            self.streamer.put_statuses(statuses)

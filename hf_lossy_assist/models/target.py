@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import LogitsProcessorList, PreTrainedModel
 
 from ..acceptors import Acceptor
-from ..compat.models import idle_forward
 from ..compat.positions import FrequencySwitch
 from ..core.distributions import Randomness
 from ..core.messages import Commit, Draft, TargetOutput, Verification
@@ -43,15 +41,6 @@ class Target:
         self.keep_raw = keep_raw
         runner.hook = reader.hook
 
-    @property
-    def model(self) -> PreTrainedModel:
-        return self.runner.model
-
-    @property
-    def carried(self) -> dict[str, Any]:
-        """The inputs that forwards hand on: the cache and, with an encoder, the encoder's outputs."""
-        return self.runner.carried
-
     def room(self, length: int) -> int:
         """Return how many tokens a draft after texts of ``length`` may have."""
         most = min(self.runner.forgettable(length), max(0, self.columns - length))
@@ -76,9 +65,6 @@ class Target:
             self.runner.follow(commit)
             if commit.shift is not None:
                 self.reader.hook.move(commit.shift.index)
-
-    def idle(self, ids: Tensor) -> None:
-        idle_forward(self.model, ids, self.carried)
 
 
 @dataclass(eq=False)

@@ -219,7 +219,7 @@ def test_time_goes_on_until_the_run_stops_and_a_row_s_until_it_ends():
     for row in range(2):
         sum(range(10_000))
         recorder.lap("drafting")
-        recorder.end(row)
+        recorder.rows[row].end(recorder.seconds)
     recorder.stop()
     first, second = recorder.finish(), recorder.finish()
     assert first.seconds == second.seconds
