@@ -82,13 +82,13 @@ def _cells(rule: type[Acceptor]) -> tuple[str, ...]:
 
 def _setting(each: Setting) -> str:
     if each.default is None:
-        default = each.none_in_words
+        default = each.unset or "none"
     else:
         default = json.dumps(each.default) if isinstance(each.default, str | bool) else f"{each.default:g}"
     bounds = ["true or false"] if each.switch else [f'"{choice}"' for choice in each.choices]
     bounds = bounds or [f"{each.low:.2g} to {each.high:g}"]
     bounds += [f'"{each.word}"'] if each.word else []
-    bounds += [f"null: {each.none_in_words}"] if each.may_be_none and each.default is not None else []
+    bounds += [f"null: {each.unset or 'none'}"] if each.may_be_none and each.default is not None else []
     return f"`{each.name}` {default} ({' or '.join(bounds)})".replace("inf", "∞")
 
 

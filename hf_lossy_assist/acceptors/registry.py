@@ -78,11 +78,6 @@ class Setting:
         """Whether None is a value."""
         return self.default is None or self.unset is not None
 
-    @property
-    def none_in_words(self) -> str:
-        """The meaning of None."""
-        return self.unset or "none"
-
     def check(self, rule: Any) -> None:
         """Raise :class:`LossyValueError` if the rule's value is out of bounds."""
         value = getattr(rule, self.name)

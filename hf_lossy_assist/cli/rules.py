@@ -62,7 +62,7 @@ def rule_page(rule: type[Acceptor]) -> Group:
     for heading in ("setting", "default", "bounds", "meaning"):
         settings.add_column(heading, overflow="fold")
     for each in settings_of(rule):
-        null = f" or null ({each.none_in_words})" if each.may_be_none and each.default is not None else ""
+        null = f" or null ({each.unset or 'none'})" if each.may_be_none and each.default is not None else ""
         settings.add_row(*map(Text, (each.name, _default(each), _bounds(each) + null, each.help)))
     known = rule.lossless_at
     at = "never" if known is None else ", ".join(f"{key}={value:g}" for key, value in known.items()) or "always"
@@ -78,7 +78,7 @@ def rule_page(rule: type[Acceptor]) -> Group:
 
 def _default(each: Setting) -> str:
     if each.default is None:
-        return each.none_in_words
+        return each.unset or "none"
     return str(each.default) if isinstance(each.default, str | bool) else f"{each.default:g}".replace("inf", "∞")
 
 

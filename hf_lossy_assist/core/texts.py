@@ -199,20 +199,16 @@ class RowShift:
 
     @cached_property
     def _both(self) -> Tensor:
+        """``(2, B')`` the rows that stay, and by how many slots each moves to the right."""
         return to_device([self.rows, [self.width - end for end in self.ends]], self.device)
 
     @property
     def index(self) -> Tensor:
         return self._both[0]
 
-    @property
-    def shifts(self) -> Tensor:
-        """``(B',)`` by how many slots each row moves to the right."""
-        return self._both[1]
-
     def sources(self, slots: int) -> Tensor:
         """Return ``(B', slots)`` where each of the first slots comes from; negative for new padding."""
-        return torch.arange(slots, device=self.device) - self.shifts[:, None]
+        return torch.arange(slots, device=self.device) - self._both[1, :, None]
 
     def known(self, slots: int) -> int:
         """Return the new slot up to which all rows are known, if they were up to ``slots`` or their newest token."""
