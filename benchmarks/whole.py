@@ -58,8 +58,10 @@ class Written(Drafted):
 
     @classmethod
     @cache
-    def of(cls, configuration: str, mode: str) -> Written:
-        return cls([*answers_of(configuration, mode).values()])
+    def of(cls, configuration: str, mode: str, problems: frozenset[int] | None = None) -> Written:
+        """Return a mode's answers, to all problems or to some."""
+        answers = answers_of(configuration, mode)
+        return cls([x for i, x in answers.items() if problems is None or i in problems])
 
     @property
     def places(self) -> list[tuple[int, list[int]]]:
@@ -87,16 +89,18 @@ def multiples(*columns: np.ndarray) -> tuple[Interval, Interval]:
     return interval(both[:, [0, 2]], ratio, log=True), interval(both, right_price, log=True)
 
 
-def beside_lossless(configuration: str = WHOLE) -> tuple[Written, dict[str, Written]]:
-    """Return the reference's answers with long drafts, and those of the other modes by name."""
-    written = {mode: Written.of(configuration, mode) for mode in MODES[configuration]}
-    return written.pop(MODES[configuration][0]), written
+def beside_lossless(configuration: str = WHOLE) -> dict[str, tuple[Written, Written]]:
+    """Return each mode's answers, and the reference's to the same problems."""
+    reference, *modes = MODES[configuration]
+    found = {mode: Written.of(configuration, mode) for mode in modes}
+    problems = {mode: frozenset(x["id"] for x in own.answers) for mode, own in found.items()}
+    return {mode: (own, Written.of(configuration, reference, problems[mode])) for mode, own in found.items()}
 
 
 def table(configuration: str = WHOLE) -> str:
     """Return what rules cost and gain in whole answers, by the cost of a drafted token."""
-    (base, modes), lines = beside_lossless(configuration), []
-    for mode, own in modes.items():
+    lines = []
+    for mode, (own, base) in beside_lossless(configuration).items():
         cells = [f"`{mode}`", len(own.answers), signed(points(own.scores, base.scores))]
         for cost in COSTS:
             drafts = ", ".join(x.best(cost)[0] for x in (own, base))
@@ -109,8 +113,7 @@ def first() -> str:
     """Return README's table: what a right answer takes by the cost of a drafted token, and how many are lost."""
     lines = []
     for configuration, texts in ((WHOLE, "problems"), (PROGRAMS, "programs")):
-        base, modes = beside_lossless(configuration)
-        for mode, own in modes.items():
+        for mode, (own, base) in beside_lossless(configuration).items():
             if mode.startswith("everything"):  # which no user asks for
                 continue
             at = [times(own.beside(base, cost)[1]) for cost in COSTS]
@@ -120,8 +123,8 @@ def first() -> str:
 
 def draw(path: Path, configuration: str = WHOLE) -> None:
     """Draw the time of a right answer beside that of ``lossless`` over the cost of a drafted token."""
-    base, modes = beside_lossless(configuration)
-    curves = {x: np.array([own.beside(base, c) for c in DRAWN]) for x, own in modes.items()}
+    modes = beside_lossless(configuration)
+    curves = {x: np.array([own.beside(base, c) for c in DRAWN]) for x, (own, base) in modes.items()}
     panels = {
         f"the time of {what}": {name: values[:, i] for name, values in curves.items()}
         for i, what in enumerate(("an answer", "a right answer"))

@@ -21,6 +21,7 @@ import numpy as np
 from ..errors import LossyValueError
 from ..generation.certificate import Certificate, TestedSetting, head_sums
 from ..generation.config import LossyConfig
+from ..values import Rule, is_number
 from .answers import Answer, by_mode, load_answers
 
 # The share of its wealth that each bettor risks on a problem.
@@ -157,6 +158,9 @@ def _checked(max_loss: float, confidence: float) -> tuple[float, float]:
     return float(max_loss), -float(np.log1p(-confidence))
 
 
+_PER_CENT = Rule("a number > 0 and < 100", lambda x: is_number(x) and 0 < x < 100)
+
+
 def calibrate(
     folder: str | Path,
     max_loss: float = 1.0,
@@ -180,6 +184,8 @@ def calibrate(
     heads
         Trained heads, or their folders or repositories, by the rule that uses them.
     """
+    for name, value in (("max_loss", max_loss), ("confidence", confidence)):
+        _PER_CENT.check(name, value)
     plan, found = load_answers(folder)
     if any(answer.score is None for answer in found):
         raise LossyValueError(f"`folder` has to have scores, but its task {plan['task']!r} has no right answers")

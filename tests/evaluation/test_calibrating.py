@@ -200,6 +200,14 @@ def test_a_problem_that_is_asked_again_is_no_more_proof(tmp_path: Path):
     assert [(each.n, each.loss) for each in found.tested if each.outcome == "not certified"] == [(1, 25.0)] * 2
 
 
+@pytest.mark.parametrize(
+    ("name", "value"), [("max_loss", 0), ("max_loss", 150), ("confidence", 100), ("confidence", "95")]
+)
+def test_limits_are_per_cent(tmp_path: Path, name: str, value: object):
+    with pytest.raises(LossyValueError, match=f"`{name}` has to be a number > 0 and < 100, but is {value!r}"):
+        calibrate(tmp_path, **{name: value})
+
+
 def test_answers_without_scores_are_refused(tmp_path: Path):
     own = evaluation(4)
     store = AnswerStore(tmp_path, own.plan())
