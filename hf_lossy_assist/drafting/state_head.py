@@ -24,6 +24,7 @@ from transformers import AutoConfig, DynamicCache, PretrainedConfig, PreTrainedM
 from ..compat.models import versions_of
 from ..errors import LossyUnsupportedError, LossyValueError, brief
 from ..heads.repository import CARD, CONFIG, WEIGHTS, local_files, read_config
+from ..store.folder import writing
 from ..values import SIZE, Rule, bounded, or_none
 from .vocabulary import MOST_PADDING, SAME, DraftVocabulary, Vocabulary, vocabulary_sizes
 
@@ -415,10 +416,11 @@ class StoredHead(StateHead):
             weights["t2d"] = torch.zeros(self.config.layer.vocab_size, dtype=torch.bool)
             weights["t2d"][self.target_ids.cpu()] = True
         values = self.config.to_dict() | {"dtype": str(self.dtype).removeprefix("torch.")}
-        folder.mkdir(parents=True, exist_ok=True)
-        save_file(weights, folder / WEIGHTS, metadata={"format": "pt"})
-        (folder / CONFIG).write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
-        (folder / CARD).write_text(self._card(), encoding="utf-8")
+        with writing(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            save_file(weights, folder / WEIGHTS, metadata={"format": "pt"})
+            (folder / CONFIG).write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
+            (folder / CARD).write_text(self._card(), encoding="utf-8")
 
     def _card(self) -> str:
         config = self.config

@@ -57,11 +57,24 @@ def this_process() -> Process:
     return Process(read("RANK", "RANK", 0), read("WORLD_SIZE", "SIZE", 1), read("LOCAL_RANK", "LOCAL_RANK", 0))
 
 
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Name the file in what the system says where one can't be written."""
+    try:
+        yield
+    except OSError as error:
+        raise LossyValueError(
+            f"`out` has to be a place to write to, but {str(path)!r} can't be written: {error}; what was there before "
+            "is kept, so choose another place or make room, and repeat the command"
+        ) from error
+
+
 def folder_lock(folder: Path) -> FileLock:
     """Make a folder if it is missing, and return its lock. The holder, a thread, may take it again."""
-    folder.mkdir(parents=True, exist_ok=True)
-    with _lock(folder / LOCK) as lock:
-        return lock
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        with _lock(folder / LOCK) as lock:
+            return lock
 
 
 @contextmanager
@@ -86,7 +99,7 @@ def claimed(folder: Path, process: Process) -> Iterator[None]:
 
 def _tidy(folder: Path, *, there: bool) -> None:
     """Remove the lock that no process is left to need, and a folder that holds nothing: its run was refused."""
-    with suppress(OSError):
+    with suppress(OSError, LossyValueError):
         with folder_lock(folder):
             if not any(folder.glob(".process-*-of-*.lock")):
                 (folder / LOCK).unlink()
@@ -135,12 +148,13 @@ def write_whole(path: Path, content: bytes) -> None:
     """
     partial = path.with_name(path.name + PARTIAL)
     try:
-        partial.write_bytes(content)
-        _flush(partial, os.O_RDWR)
-        os.replace(partial, path)
-        if os.name != "nt":  # Windows can't open folders
-            _flush(path.parent, os.O_RDONLY)
-    except OSError:
+        with writing(path):
+            partial.write_bytes(content)
+            _flush(partial, os.O_RDWR)
+            os.replace(partial, path)
+            if os.name != "nt":  # Windows can't open folders
+                _flush(path.parent, os.O_RDONLY)
+    except LossyValueError:
         with suppress(OSError):
             partial.unlink(missing_ok=True)
         raise
@@ -157,7 +171,7 @@ def _flush(path: Path, flags: int) -> None:
 def append_lines(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
     """Append JSON lines to a file. If a killed process has left half a line, that is removed first."""
     lines = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
-    with path.open("a+b") as file:
+    with writing(path), path.open("a+b") as file:
         file.seek(0)
         file.truncate(file.read().rfind(b"\n") + 1)
         file.write(lines.encode())

@@ -1,4 +1,4 @@
-"""Files of others are read, or refused by name; so are places that a run writes to."""
+"""Files of others are read, or refused by name; so are places that can't be written to, or that a run writes to."""
 
 from __future__ import annotations
 
@@ -15,10 +15,12 @@ from hf_lossy_assist.store.folder import (
     Process,
     append_lines,
     claimed,
+    folder_lock,
     json_lines,
     read_lines,
     read_text,
     write_json,
+    writing,
 )
 from hf_lossy_assist.values import MOST_LEVELS, from_json
 from tests.forking import elsewhere
@@ -96,17 +98,25 @@ def full_disk(*_, **__):
 
 
 @pytest.mark.parametrize("write", [append_lines, write_json], ids=lambda write: write.__name__)
-def test_a_place_that_can_t_be_written_keeps_what_was_there(tmp_path: Path, monkeypatch, write):
+def test_a_place_that_can_t_be_written_is_named_and_keeps_what_was_there(tmp_path: Path, monkeypatch, write):
     path = tmp_path / "rows.jsonl"
     append_lines(path, [{"a": 1}])
     before = path.read_bytes()
     with monkeypatch.context() as patched:
         patched.setattr(Path, "open", full_disk)
-        with pytest.raises(OSError, match="No space left"):
+        with pytest.raises(LossyValueError, match=r"`out` .*rows\.jsonl.*No space left"):
             write(path, [{"a": 2}])
     assert path.read_bytes() == before
     assert [*read_lines(path)] == [(1, {"a": 1})]
-    assert [*tmp_path.iterdir()] == [path]
+    for place in (path / "below", tmp_path / ("a" * 5000), Path("/dev/null/x")):
+        for attempt in (lambda place=place: folder_lock(place), lambda place=place: write(place / "x", [])):
+            with pytest.raises(LossyValueError, match=r"^`out` has to be a place to write to"):
+                attempt()
+
+
+def test_only_what_the_system_says_is_renamed():
+    with pytest.raises(ZeroDivisionError), writing(Path("x")):
+        raise ZeroDivisionError
 
 
 @pytest.mark.parametrize("other", [Process(), Process(1, 2), Process(0, 3)])
