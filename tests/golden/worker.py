@@ -113,7 +113,8 @@ def record(out: Any, made: World, kwargs: Mapping[str, Any]) -> dict[str, Any]:
 def plain(value: Any) -> Any:
     """Return statistics without those that depend on the time, or say once more what tokens and traces do."""
     if dataclasses.is_dataclass(value):
-        return {x.name: plain(getattr(value, x.name)) for x in dataclasses.fields(value) if x.name not in SEPARATE}
+        names = [x.name for x in dataclasses.fields(value) if x.name not in SEPARATE]
+        return {name: plain(getattr(value, name)) for name in dict.fromkeys((*names, "trace")) if hasattr(value, name)}
     if isinstance(value, Mapping):
         return {str(name): plain(x) for name, x in value.items()}
     return [plain(x) for x in value] if isinstance(value, list | tuple) else value

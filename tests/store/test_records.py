@@ -144,7 +144,7 @@ def test_what_is_no_such_folder_is_refused(tmp_path):
                 Lines(tmp_path, given)
         assert (tmp_path / MANIFEST).read_text() == text
     (tmp_path / "file").touch()
-    with pytest.raises(FileExistsError):
+    with pytest.raises(LossyValueError, match="`out` has to be a place to write to"):
         Lines(tmp_path / "file", PLAN)
 
 
