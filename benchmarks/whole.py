@@ -20,7 +20,7 @@ from .tables import Interval, Row, interval, markdown, points, ratio, rows, sign
 
 WHOLE, PROGRAMS = "gsm8k-32", "humaneval-32"
 MODES = {  # by configuration: its modes, the reference first
-    WHOLE: ("lossless@32", "judge@32:threshold=0.263591", "typical@32", "everything@32"),
+    WHOLE: ("lossless@32", "min_p@32", "judge@32:threshold=0.263591", "typical@32"),
     PROGRAMS: ("lossless@32", "min_p@32", "judge@32:threshold=0.129306", "typical@32"),
 }
 ON_DISK = {  # by configuration: its texts, and its modes, the reference first
@@ -114,8 +114,6 @@ def first() -> str:
     lines = []
     for configuration, texts in ((WHOLE, "problems"), (PROGRAMS, "programs")):
         for mode, (own, base) in beside_lossless(configuration).items():
-            if mode.startswith("everything"):  # which no user asks for
-                continue
             at = [times(own.beside(base, cost)[1]) for cost in COSTS]
             lines.append((f"{texts}: `{mode.partition('@')[0]}`", *at, signed(points(own.scores, base.scores), 0)))
     return markdown(("a drafted token takes", *(f"1/{1 / c:.0f} of a call" for c in COSTS), "right, of 100"), lines)
