@@ -272,10 +272,6 @@ class DFlashRunner(HeadRunner):
     The forwards that others have for trees read blocks.
     """
 
-    @property
-    def _lm_head(self) -> nn.Module:
-        return self.target.get_output_embeddings()
-
     def _read(self, commit: Commit, g: Tensor) -> None:
         self._remember(g)
 
@@ -290,7 +286,7 @@ class DFlashRunner(HeadRunner):
         """
         states = self._states(tokens)
         self.sent = states.shape[0] * states.shape[1]
-        return CausalLMOutput(logits=self.model.scores(states[:, 1 : keep + 1], self._lm_head))
+        return CausalLMOutput(logits=self.model.scores(states[:, 1 : keep + 1], self.lm_head))
 
     def _states(self, newest: Tensor, eager: bool = False) -> Tensor:
         """Run the head over a block, and forget it."""
@@ -317,7 +313,7 @@ class DFlashRunner(HeadRunner):
         return state_head.embedded(tokens, self.embeddings, self.device).to(self.model.dtype), positions, masks
 
     def kind(self, of_tree: bool) -> Hashable:
-        weight = getattr(self._lm_head, "weight", None)
+        weight = getattr(self.lm_head, "weight", None)
         return of_tree, self.embeddings.data_ptr(), None if weight is None else weight.data_ptr()
 
     @staticmethod
@@ -333,7 +329,7 @@ class DFlashRunner(HeadRunner):
         return remember
 
     def drafting(self, length: int, sampler: FixedSampler, decorated: bool, prepare: Prepare) -> Callable[..., Any]:
-        head, lm_head, vocabulary = shallow(self.model), self._lm_head, self.vocabulary
+        head, lm_head, vocabulary = shallow(self.model), self.lm_head, self.vocabulary
         block = prepare("block", lambda _: head.forward)
         scored = prepare("scored", lambda _: lambda states: head.scores(states, lm_head))
 
@@ -348,7 +344,7 @@ class DFlashRunner(HeadRunner):
         if not of_tree:
             self._remember(self._anything(width), eager)
         states = self._states(self._any_token(), eager or not of_tree)
-        return self.model.scores(states[:, 1:], self._lm_head)
+        return self.model.scores(states[:, 1:], self.lm_head)
 
     def trial_draft(self, draft: WholeDraft, waits: Tensor | None) -> Tensor:
         self.seen = 0

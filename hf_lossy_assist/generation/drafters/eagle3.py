@@ -20,7 +20,6 @@ from ...core.transfers import to_device
 from ...drafting import state_head
 from ...drafting.chain import ChainDrafter
 from ...drafting.state_head import StateHeadConfig, StoredHead
-from ...drafting.vocabulary import vocabulary_sizes
 from ...errors import LossyUnsupportedError, LossyValueError
 from ...models.runner import Nodes, WholeTokens
 from ...models.static.fixed import FixedSampler, Prepare, WholeDraft, chained
@@ -290,8 +289,7 @@ class Eagle3Runner(HeadRunner):
         return output
 
     def kind(self, of_tree: bool) -> Hashable:
-        head = self.model.get_output_embeddings()
-        return *vocabulary_sizes(self.target), self.embeddings.data_ptr(), weights_of(head)
+        return self.target_size, self.embeddings.data_ptr(), weights_of(self.model.get_output_embeddings())
 
     @staticmethod
     def body(model: nn.Module, of_tree: bool, decorated: bool) -> Callable[..., tuple[Tensor, ...]]:

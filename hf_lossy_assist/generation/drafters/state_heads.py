@@ -23,6 +23,7 @@ from ...core.trees import along_path
 from ...drafting import Drafter
 from ...drafting.chain import ChainDrafter, Source
 from ...drafting.state_head import StateHead
+from ...drafting.vocabulary import vocabulary_sizes
 from ...errors import LossyUnsupportedError
 from ...models.cache_rows import move_cache
 from ...models.static.cache_slot import StaticCacheSlot
@@ -136,8 +137,9 @@ class HeadRunner(FixedRunner):
     def __init__(
         self, head: StateHead, target: PreTrainedModel, mask: Tensor | None, slot: StaticCacheSlot | None = None
     ) -> None:
-        self.model, self.target, self.device = head, target, head.device
+        self.model, self.device = head, head.device
         self.vocabulary = head.vocabulary(target)
+        (self.target_size,), self.lm_head = vocabulary_sizes(target), target.get_output_embeddings()
         self.embeddings = head.embeddings(target)
         self.seen = self.sent = 0
         self._first = 0
