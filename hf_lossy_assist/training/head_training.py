@@ -19,7 +19,7 @@ from ..heads import Head, JudgeHead, ThresholdRow, VerifierConfig, VerifierHead,
 from ..heads.judge_head import POSITIONS as JUDGE_POSITIONS
 from ..heads.repository import ROC
 from ..progress import track
-from ..values import POSITIVE, SHARE, Checked, Rule, or_none
+from ..values import POSITIVE, SHARE, Checked, or_none
 from .examples import Examples, Origin, Ratios, check_finite
 
 if TYPE_CHECKING:
@@ -34,9 +34,6 @@ STRENGTHS = tuple(10.0**-k for k in range(7, -1, -1))
 """The grid of scikit-learn's ``C``, from the strongest regularisation to the weakest."""
 
 MAX_ITER = 500  # from appendix B of the AutoJudge paper; all else is scikit-learn's default
-
-
-_POSITIONS = or_none(Rule(f"one of {[*JUDGE_POSITIONS, 'both']}", (*JUDGE_POSITIONS, "both").__contains__))
 
 
 def both_classes(labels: NDArray[np.bool_]) -> bool:
@@ -237,11 +234,15 @@ class JudgeSettings(Checked):
     """Settings for training a judge head."""
 
     # As in :func:`.heads.columns`; by default "previous" or "draft", whichever is better out of fold.
-    positions: Annotated[str | None, _POSITIONS] = None
+    positions: str | None = None
     # The share of important tokens that the default threshold has to find, out of fold.
     recall: Annotated[float, SHARE] = 0.9
     strengths: tuple[float, ...] = STRENGTHS  # the grid of scikit-learn's ``C``
     seed: int = 0  # of the folds
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        columns(positions="both" if self.positions is None else self.positions)  # refuses others
 
 
 def train_judge(examples: Examples, origin: Origin, settings: JudgeSettings = JudgeSettings()) -> Trained:
