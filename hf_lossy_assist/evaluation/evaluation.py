@@ -255,7 +255,7 @@ class Evaluation(Checked):
 
 def model_changes(target: nn.Module, draft: nn.Module | None) -> dict[str, Any]:
     """Return the changes that made the models cheaper; their identities do not tell."""
-    return {**({"prepacked": True} if is_prepacked(target) else {}), **draft_changes(draft)}
+    return ({"prepacked": True} if is_prepacked(target) else {}) | draft_changes(draft)
 
 
 def reference_of(modes: Sequence[DecodingMode]) -> str:
