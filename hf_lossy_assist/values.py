@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import math
 import sys
@@ -77,6 +76,7 @@ POSITIVE = Rule("a number above 0", lambda x: is_number(x) and x > 0)
 COUNT = Rule("an int >= 0", lambda x: type(x) is int and x >= 0)
 ONE_OR_MORE = bounded(1, integer=True)
 BOOL = Rule("a bool", lambda x: isinstance(x, bool))
+TEXT = Rule("a string", lambda x: isinstance(x, str))
 
 
 def or_none(rule: Rule, none: str = "None") -> Rule:
@@ -84,17 +84,19 @@ def or_none(rule: Rule, none: str = "None") -> Rule:
     return Rule(f"{rule.expected} or {none}", lambda x: x is None or rule.holds(x))
 
 
-Text = Annotated[str, Rule("a string", lambda x: isinstance(x, str))]
+Text = Annotated[str, TEXT]
 Probability = Annotated[float, PROBABILITY]
 Size = Annotated[int, SIZE]
 Count = Annotated[int, COUNT]
 Flag = Annotated[bool, BOOL]
 
 
-@functools.cache
-def _rules(cls: type) -> list[tuple[str, Rule, bool]]:
-    hints = [(name, x) for name, x in get_type_hints(cls, include_extras=True).items() if get_origin(x) is Annotated]
-    return [(name, rule, type(None) in get_args(x.__origin__)) for name, x in hints for rule in x.__metadata__]
+@cache
+def _rules(cls: type) -> list[tuple[str, Rule]]:
+    hints = {name: x for name, x in get_type_hints(cls, include_extras=True).items() if get_origin(x) is Annotated}
+    optional = {name for name, x in hints.items() if type(None) in get_args(x.__origin__)}
+    rules = [(name, rule) for name, x in hints.items() for rule in x.__metadata__]
+    return [(name, rule if rule.holds(None) or name not in optional else or_none(rule)) for name, rule in rules]
 
 
 class Checked:
@@ -104,9 +106,8 @@ class Checked:
     """What follows a field's name in errors."""
 
     def __post_init__(self) -> None:
-        for name, rule, may_be_none in _rules(type(self)):
-            if (value := getattr(self, name)) is not None or not may_be_none:
-                rule.check(name, value, self.where)
+        for name, rule in _rules(type(self)):
+            rule.check(name, getattr(self, name), self.where)
 
 
 def from_json(text: str | bytes, what: str, remedy: str = "") -> Any:

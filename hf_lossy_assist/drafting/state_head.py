@@ -25,7 +25,7 @@ from ..compat.models import versions_of
 from ..errors import LossyUnsupportedError, LossyValueError, brief
 from ..heads.repository import CARD, CONFIG, WEIGHTS, local_files, read_config
 from ..store.folder import writing
-from ..values import SIZE, Rule, bounded, or_none
+from ..values import SIZE, TEXT, Rule, bounded, or_none
 from .vocabulary import MOST_PADDING, SAME, DraftVocabulary, Vocabulary, vocabulary_sizes
 
 _OF_THE_HEAD = {
@@ -49,7 +49,7 @@ _RULES: Mapping[str, Rule] = {
     **dict.fromkeys(("eagle_config", "speculators_config", "rope_scaling", "verifier"), or_null(_OBJECT)),
     **dict.fromkeys(("transformer_layer_config", "dflash_config"), _OBJECT),
     "num_hidden_layers": bounded(1, 64, integer=True),
-    "name_or_path": or_null(Rule("a string", lambda x: isinstance(x, str))),
+    "name_or_path": or_null(TEXT),
     "architectures": or_null(list_of(str, "strings")),
 }
 """What values of a ``config.json`` have to be, wherever they stand in it; transformers checks the other ones."""

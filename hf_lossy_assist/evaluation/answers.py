@@ -15,7 +15,7 @@ import torch
 from ..compat.models import versions_of
 from ..store.folder import command_line, without_folders
 from ..store.records import Records
-from ..values import COUNT, PROBABILITY, Checked, Count, Flag, Rule, Text, is_number, or_none
+from ..values import COUNT, PROBABILITY, Checked, Count, Flag, Rule, Text, is_number
 from ..version import __version__
 
 RESULTS = "results.jsonl"
@@ -23,7 +23,7 @@ _AMOUNT = Rule("a number >= 0", lambda x: is_number(x) and x >= 0)
 _Listed = Annotated[
     tuple[float, ...], Rule("a list of numbers >= 0", lambda x: isinstance(x, tuple) and all(map(_AMOUNT.holds, x)))
 ]
-_KNOWN = Annotated[int | None, or_none(COUNT)]
+_KNOWN = Annotated[int | None, COUNT]
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Answer(Checked):
 
     mode: Text  # its label
     id: Count  # the problem's number in its split
-    score: Annotated[float | None, or_none(PROBABILITY)]  # None if answers are only timed
+    score: Annotated[float | None, PROBABILITY]  # None if answers are only timed
     tokens: Count
     # Rounds of the text, and drafted tokens kept in all of them; for the target alone a token is a round.
     rounds: Count

@@ -25,7 +25,7 @@ from ..pairs import Pair
 from ..progress import track
 from ..store.folder import Process, this_process
 from ..tasks import Example, Task
-from ..values import ONE_OR_MORE, Checked, Count, or_none
+from ..values import ONE_OR_MORE, Checked, Count
 from .answers import Answer, AnswerStore, provenance
 from .modes import DecodingMode, modes_of
 from .requests import Ending, PromptBatch, Response, batches_of, run_request
@@ -48,7 +48,7 @@ class Evaluation(Checked):
     limit: Annotated[int, ONE_OR_MORE] = 100  # the most problems
     split: str = "test"
     batch_size: Annotated[int, ONE_OR_MORE] = 1
-    max_new_tokens: Annotated[int | None, or_none(ONE_OR_MORE)] = None  # None: the task's own
+    max_new_tokens: Annotated[int | None, ONE_OR_MORE] = None  # None: the task's own
     seed: Count = 0  # of the first problem; each further problem adds one
     process: Process = field(default_factory=Process)  # its number decides which batches it answers
     judged: bool = True  # whether answers are scored, where the task can

@@ -13,14 +13,13 @@ from torch import Tensor, nn
 
 from ..compat.models import innermost, is_sharded, origin_of
 from ..errors import LossyValueError
-from ..values import Checked, Rule, Size, Text, is_number, known_fields, or_none
+from ..values import TEXT, Checked, Rule, Size, Text, is_number, known_fields
 from .repository import HUB_ID
 
 FINGERPRINT_ROWS = 8
 FINGERPRINT_TOLERANCE = 0.02
 """Half precision and quantisation move the norm of a row by less than this; another model moves it by more."""
 
-_COMMIT = or_none(Rule("a string", lambda x: isinstance(x, str)))
 _NORMS = Rule(
     "numbers that are not negative", lambda x: isinstance(x, tuple | list) and all(is_number(n) and n >= 0 for n in x)
 )
@@ -54,7 +53,7 @@ class ModelIdentity(Checked):
     """
 
     name: Text
-    revision: Annotated[str | None, _COMMIT]
+    revision: Annotated[str | None, TEXT]
     architecture: Text
     hidden_size: Size
     vocab_size: Size

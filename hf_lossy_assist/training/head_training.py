@@ -19,7 +19,7 @@ from ..heads import Head, JudgeHead, ThresholdRow, VerifierConfig, VerifierHead,
 from ..heads.judge_head import POSITIONS as JUDGE_POSITIONS
 from ..heads.repository import ROC
 from ..progress import track
-from ..values import POSITIVE, SHARE, Checked, or_none
+from ..values import POSITIVE, SHARE, Checked
 from .examples import Examples, Origin, Ratios, check_finite
 
 if TYPE_CHECKING:
@@ -279,7 +279,7 @@ class VerifierSettings(Checked):
     # λ: a token is acceptable iff q(x) / p(x) <= λ; the paper's theorems assume 1.
     ratio: Annotated[float, POSITIVE] = 1.0
     # The share of acceptable tokens that the threshold has to commit, out of fold; by default it is 0.5.
-    recall: Annotated[float | None, or_none(SHARE)] = None
+    recall: Annotated[float | None, SHARE] = None
     strengths: tuple[float, ...] = STRENGTHS  # the grid of scikit-learn's ``C``
     seed: int = 0  # of the folds
 

@@ -191,7 +191,7 @@ def test_a_rule_with_a_head_brings_its_head(pair):
         ("ears", "beta=1", None, "`lossy_config` has to be a dict, but is 'beta=1'"),
         (["topk", "typical"], {"topkk": {"k": 2}}, None, "keyed by rule, .* did you mean 'topk'"),
         (["topk", "typical"], {"k": 2}, None, "keyed by rule, .* has the key 'k'"),
-        ("lossless", {"compile": "yes"}, None, "`compile` in `lossy_config` has to be a bool, but is 'yes'"),
+        ("lossless", {"compile": "yes"}, None, "`compile` in `lossy_config` has to be a bool or None, but is 'yes'"),
         ("lossless", {"scope": "dreaming"}, None, "`scope` .*'thinking'.* 'dreaming'"),
         ("lossless", {"scope": {"except": ["<a>", "</a>"]}}, None, "`scope` .*`except` \\(a list of pairs\\)"),
         ("lossless", {"scope": {"start": "<a>", "except": []}}, None, "`scope` .*`start` and `end`"),
