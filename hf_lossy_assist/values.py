@@ -100,14 +100,15 @@ def _rules(cls: type) -> list[tuple[str, Rule]]:
 
 
 class Checked:
-    """A dataclass that checks its fields by the rules in their annotations; None where these allow it."""
+    """A dataclass that checks its fields by the rules in their annotations, unless they are at their defaults."""
 
     where: ClassVar[str] = ""
     """What follows a field's name in errors."""
 
     def __post_init__(self) -> None:
         for name, rule in _rules(type(self)):
-            rule.check(name, getattr(self, name), self.where)
+            if (value := getattr(self, name)) is not getattr(type(self), name, ...):
+                rule.check(name, value, self.where)
 
 
 def from_json(text: str | bytes, what: str, remedy: str = "") -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from types import SimpleNamespace
 from typing import Annotated, Any
@@ -25,7 +25,6 @@ from .spelling import Spelling
 FIELDS = ("lossy_mode", "lossy_config", "lossy_head")
 """The fields that may stand in a ``GenerationConfig`` or be given to ``generate()``."""
 
-_UNLIMITED = Limits()
 _LIMITS = tuple(x.name for x in fields(Limits))
 _SWITCHES = ("require_lossless", "compile", "inspect")
 RUN_KEYS = ("seed", *_SWITCHES, "tree", "stop_drafting", "certificate", *_LIMITS)
@@ -72,7 +71,7 @@ class LossyConfig(Checked):
     rule: Acceptor
     seed: Annotated[int | None, bounded(0, LARGEST_INT, integer=True)] = None
     require_lossless: Flag = False
-    limits: Limits = _UNLIMITED
+    limits: Limits = Limits()
     compile: Annotated[bool | None, BOOL] = None
     tree: TreeConfig | None = None
     stop_drafting: DraftStop | None = None
@@ -156,15 +155,21 @@ class LossyConfig(Checked):
     def _rules(self) -> tuple[Acceptor, ...]:
         return getattr(self.rule, "rules", (self.rule,))
 
+    @property
+    def _drafts(self) -> dict[str, Any]:
+        """How drafts grow and end, as values of ``lossy_config``."""
+        tree, stop = self.tree, self.stop_drafting
+        found = {"tree": tree and asdict(tree), "stop_drafting": stop and {"by": stop.name, "threshold": stop.threshold}}
+        return {key: value for key, value in found.items() if value is not None}
+
     def _run_fields(self) -> dict[str, Any]:
-        found = {x.name: getattr(self, x.name) for x in fields(self) if x.name in ("seed", *_SWITCHES)}
-        found["tree"] = None if self.tree is None else _plain(asdict(self.tree))
-        found["stop_drafting"] = _of_stop(self.stop_drafting)
-        if self.certificate is not None and self.certificate.source is None:
+        switches = [x for x in fields(self) if x.name in ("seed", *_SWITCHES)]
+        found = {**_changed(self, switches), **self._drafts, **_changed(self.limits, fields(Limits))}
+        if self.certificate is None:
+            return found
+        if self.certificate.source is None:
             raise LossyValueError("`certificate` has to be in a folder to be named by `lossy_config`; save and load it")
-        found["certificate"] = self.certificate and self.certificate.source
-        defaults = {**vars(_UNLIMITED), "require_lossless": False, "inspect": False}
-        return {k: v for k, v in {**found, **vars(self.limits)}.items() if v != defaults.get(k)}
+        return {**found, "certificate": self.certificate.source}
 
     def in_full(self) -> dict[str, Any]:
         """Return the rule with all of its settings, the limits, and the tree or draft end, as plain values."""
@@ -173,12 +178,7 @@ class LossyConfig(Checked):
             for rule in self._rules
         ]
         values = rules[0] if self._rules == (self.rule,) else {self.rule.conjunction: rules}
-        values["limits"] = asdict(self.limits)
-        if self.tree is not None:
-            values["tree"] = asdict(self.tree)
-        if (stop := _of_stop(self.stop_drafting)) is not None:
-            values["stop_drafting"] = stop
-        return _plain(values)
+        return json.loads(json.dumps({**values, "limits": asdict(self.limits), **self._drafts}))
 
 
 def guarded(fields: dict[str, Any], *lower: Any) -> dict[str, Any]:
@@ -256,10 +256,6 @@ def _stop(settings: dict[str, Any]) -> DraftStop:
     return STOPS[by](**settings)
 
 
-def _of_stop(stop: DraftStop | None) -> dict[str, Any] | None:
-    return stop and {"by": stop.name, **{x.name: getattr(stop, x.name) for x in fields(stop) if x.init}}
-
-
 def _settings_by_rule(
     members: Sequence[str | Acceptor], settings: dict[str, Any], *, several: bool
 ) -> dict[str, dict[str, Any]]:
@@ -322,13 +318,17 @@ def _heads(members: Sequence[str | Acceptor], head: Any) -> dict[str, Any]:
     return given
 
 
+def _changed(owner: Any, settings: Iterable[Any]) -> dict[str, Any]:
+    return {x.name: value for x in settings if (value := getattr(owner, x.name)) != x.default}
+
+
 def _own_settings(rule: Acceptor) -> dict[str, Any]:
     """Return the settings of a rule that differ from its defaults."""
     kind = type(rule)
     if REGISTRY.get(rule.name) is not kind:
         raise LossyValueError(f"`lossy_mode` can't name {rule!r}; make its class known by `acceptors.register`")
     declared = settings_of(kind)
-    own = {x.name: value for x in declared if (value := getattr(rule, x.name)) != x.default}
+    own = _changed(rule, declared)
     for x in declared:
         if x.name in own and x.instead_of is not None:
             own.pop(x.instead_of, None)  # it follows from this one
@@ -344,10 +344,6 @@ def _as_dict(argument: str, value: Any) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise LossyValueError(f"`{argument}` has to be a dict, but is {value!r}")
     return dict(value)
-
-
-def _plain(values: Any) -> Any:
-    return json.loads(json.dumps(values))
 
 
 def _finite(value: Any) -> Any:
