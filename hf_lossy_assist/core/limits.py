@@ -149,7 +149,7 @@ class Limits(Checked):
         A ``structured`` text, which follows a grammar, is lossless throughout, unless a scope says where it is not.
         """
         limits = replace(self, strict_first_n=2**63 - 1) if structured and self.scope is None else self
-        if limits == _NONE:
+        if limits == UNLIMITED:
             return None
         if limits.scope is None:
             return BoundLimits(limits, None)
@@ -159,7 +159,7 @@ class Limits(Checked):
         return BoundLimits(limits, Scope(within, tuple(outside)))
 
 
-_NONE = Limits()
+UNLIMITED = Limits()
 _SCOPES = ({"start", "end"}, {"except"}, {"start", "end", "except"})
 
 

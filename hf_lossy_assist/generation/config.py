@@ -14,7 +14,7 @@ from transformers import GenerationConfig, PreTrainedModel
 
 from ..acceptors import REGISTRY, Acceptor, AllOf, AnyOf, head_type, place_rule_head, settings_of
 from ..compat.models import without_defaults
-from ..core.limits import Limits
+from ..core.limits import UNLIMITED, Limits
 from ..drafting.draft_ends import STOPS, AcceptanceStop, DraftStop
 from ..drafting.tree import TreeConfig
 from ..errors import LossyError, LossyValueError, brief, nearest
@@ -71,7 +71,7 @@ class LossyConfig(Checked):
     rule: Acceptor
     seed: Annotated[int | None, bounded(0, LARGEST_INT, integer=True)] = None
     require_lossless: Flag = False
-    limits: Limits = Limits()
+    limits: Limits = UNLIMITED
     compile: Annotated[bool | None, BOOL] = None
     tree: TreeConfig | None = None
     stop_drafting: DraftStop | None = None
@@ -158,9 +158,10 @@ class LossyConfig(Checked):
     @property
     def _drafts(self) -> dict[str, Any]:
         """How drafts grow and end, as values of ``lossy_config``."""
-        tree, stop = self.tree, self.stop_drafting
-        found = {"tree": tree and asdict(tree), "stop_drafting": stop and {"by": stop.name, "threshold": stop.threshold}}
-        return {key: value for key, value in found.items() if value is not None}
+        found: dict[str, Any] = {} if self.tree is None else {"tree": asdict(self.tree)}
+        if (stop := self.stop_drafting) is not None:
+            found["stop_drafting"] = {"by": stop.name, "threshold": stop.threshold}
+        return found
 
     def _run_fields(self) -> dict[str, Any]:
         switches = [x for x in fields(self) if x.name in ("seed", *_SWITCHES)]
