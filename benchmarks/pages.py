@@ -1,8 +1,6 @@
 """``python -m benchmarks.pages``: every table of README and of the result pages, from the kept rows.
 
 The rows are the data set ``hub_cards/lossy-assist-results``. ``--write`` puts the tables between a page's markers.
-A quality table compares the answers of modes with a reference's on the same problems. Multiples are of the reference's,
-and intervals are of 95 %, over problems.
 """
 
 from __future__ import annotations
@@ -10,203 +8,20 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate
 from pathlib import Path
-from statistics import fmean
 
 import numpy as np
 from matplotlib.figure import Figure
-from scipy.stats import binomtest
 
 from docs.generator.tables import with_part
-from hf_lossy_assist import LossyValueError
 
-from . import application, headroom, whole
-from .tables import DATA, ROOT, Interval, Row, holm, interval, markdown, p_of, points, ratio, rows, signed, times
+from . import application, curves, headroom, whole
+from .answers import Answers, as_long, draw_rules, first_page, quality, said
+from .tables import DATA, ROOT, Interval, Row, interval, markdown, points, ratio, rows, signed, times
 
-_NAMES = {"draft": "draft alone", "plain": "target alone", "everything": "everything kept"}
 _STOCK = "transformers' assisted generation"
-
-
-def said(mode: str) -> str:
-    return _NAMES.get(mode, f"`{mode}`")
-
-
-@dataclass(frozen=True)
-class Answers:
-    """The answers of one run, by mode and problem.
-
-    ``spent`` of an answer is its seconds by the costs of rounds, where they are known, else its rounds where drafts are
-    as long as the reference's, else None.
-    """
-
-    modes: Mapping[str, Mapping[int, Row]]
-    plan: Mapping[str, Row]
-    reference: str
-    best: str | None  # the lossless setting whose answers take the fewest predicted seconds
-
-    @classmethod
-    def of(cls, configuration: str, run: str | None = None) -> Answers:
-        """Read a configuration, or one run of it."""
-        plan = {x["mode"]: x for x in rows("modes") if (x["configuration"], x["run"]) == (configuration, run)}
-        if not plan:
-            known = {x["configuration"] + (f"/{x['run']}" if x["run"] else "") for x in rows("modes")}
-            given = configuration if run is None else f"{configuration}/{run}"
-            raise LossyValueError(f"`configurations` has to be some of {sorted(known)}, but one is {given!r}")
-        reference = next(mode for mode, x in plan.items() if x["reference"])
-        costs = {mode for mode, x in plan.items() if x["cost_lengths"]}
-        alike = {mode for mode, x in plan.items() if not costs and x["gamma"] == plan[reference]["gamma"]}
-        modes: dict[str, dict[int, Row]] = {}
-        for x in rows(configuration):
-            if x.get("run") == run:
-                spent = x["rounds"] if x["mode"] in alike else x.get("spent")
-                modes.setdefault(x["mode"], {})[x["id"]] = {**x, "spent": spent}
-        lossless = [mode for mode in modes if mode in costs and plan[mode]["rule"] == "lossless"]
-        best = min(lossless, key=lambda mode: fmean(x["spent"] for x in modes[mode].values()), default=None)
-        return cls(modes, plan, reference, best)
-
-    def pairs(self, mode: str, other: str | None = None) -> list[tuple[Row, Row]]:
-        """Return the answers of a mode beside those of another one, by default of the reference."""
-        own, others = self.modes[mode], self.modes[other or self.reference]
-        return [(own[i], others[i]) for i in sorted(own.keys() & others.keys())]
-
-    def of_both(self, mode: str, other: str | None, names: Sequence[str]) -> np.ndarray:
-        """Return quantities ``(n, 2k)`` of a mode and of another one, on the problems of both."""
-        return np.array([[x[name] for x in both for name in names] for both in self.pairs(mode, other)], dtype=float)
-
-    def rate(self, mode: str) -> float:
-        """Return the tokens per second of timed answers."""
-        own = self.modes[mode].values()
-        return sum(x["tokens"] for x in own) / sum(x["seconds"] for x in own)
-
-    def speed(self, mode: str, other: str = "plain") -> str:
-        """Return the tokens per second of timed answers beside another mode's."""
-        return "1" if mode == other else times(self.times(mode, "tokens", "seconds", other))
-
-    def points(self, mode: str) -> Interval:
-        return points(*self.of_both(mode, None, ("score",)).T)
-
-    def times(self, mode: str, what: str, per: str | None = None, other: str | None = None) -> Interval | None:
-        """Return a quantity, per another one, as a multiple of another mode's; None where it is not known.
-
-        Texts that are timed together count as one.
-        """
-        counts = self.of_both(mode, other, (what,) if per is None else (what, per))
-        if np.isnan(counts).any():
-            return None
-        if per == "seconds":
-            counts = np.add.reduceat(counts, range(0, len(counts), self.plan[mode]["batch_size"]))
-        return interval(counts, ratio if per is None else headroom.right_price, log=True)
-
-    def line(self, mode: str, ids: frozenset[int]) -> tuple[float | None, list[str]]:
-        """Return the tokens kept per round, and a mode's cells of the quality table."""
-        own, unit = [self.modes[mode][i] for i in sorted(ids)], mode == self.reference
-        rounds, drafts = sum(x["rounds"] for x in own), any(x["accepted"] for x in own)
-        kept = sum(x["accepted"] for x in own) / rounds if drafts and rounds else None
-        speed, gain = "", "" if unit else signed(self.points(mode))
-        if self.best is not None and own[0]["spent"] is not None:
-            speed = "1" if mode == self.best else times(self.times(mode, "tokens", "spent", self.best))
-        elif unit:
-            counts = np.array([(x["tokens"], max(1, x["rounds"])) for x in own], dtype=float)
-            speed = f"1 = {times(interval(counts, ratio, log=True))}"
-        elif kept is not None and any(x["rounds"] for x in self.modes[self.reference].values()):
-            speed = times(self.times(mode, "tokens", "rounds"))
-        gains = [times(self.times(mode, what)) for what in ("tokens", "spent")]
-        if unit:
-            time = f"1 = {fmean(x['spent'] for x in own):.1f} s" if self.best else "1"
-            gains = [f"1 = {fmean(x['tokens'] for x in own):.0f}", time]
-        score, cut = (f"{100 * fmean(x[name] for x in own):.1f}" for name in ("score", "cut"))
-        return kept, [said(mode), str(len(own)), score, gain, "" if kept is None else f"{kept:.2f}", speed, *gains, cut]
-
-
-def quality(configuration: str, run: str | None = None) -> str:
-    """Return the tables of a run, one for each set of problems; rules are in the order of the tokens they keep."""
-    answers = Answers.of(configuration, run)
-    groups: dict[frozenset[int], list[str]] = {}
-    for mode, own in answers.modes.items():
-        if mode != answers.reference:
-            groups.setdefault(frozenset(own.keys() & answers.modes[answers.reference].keys()), []).append(mode)
-    speed = "tokens per call, ×" if answers.best is None else "speed, ×"
-    heads = ("rule", "n", "score, %", "points", "kept", speed, "tokens, ×", "time, ×", "cut off, %")
-    tables = []
-    for ids, modes in sorted(groups.items(), key=lambda group: -len(group[0])):
-        lines = sorted((answers.line(mode, ids) for mode in modes), key=lambda x: (x[0] is not None, x[0] or 0))
-        # What has no draft stands above the reference.
-        lines.insert(sum(kept is None for kept, _ in lines), answers.line(answers.reference, ids))
-        tables.append(markdown(heads, [cells for _, cells in lines]))
-    return "\n\n".join(tables)
-
-
-_GREEDY = ("min_p", "regret", "typical")
-_FIRST = {  # by texts: the configuration, and the rules
-    "GSM8K, greedily": ("gsm8k", (*_GREEDY, "judge:threshold=0.263591")),
-    "HumanEval, greedily": ("humaneval", _GREEDY),
-    "GSM8K, sampled": ("gsm8k-drawn", ("cactus:delta=0.1",)),
-    "GSM8K, another run": ("gsm8k-proof", ("judge@5:threshold=0.192",)),
-}
-
-
-def first_page() -> str:
-    """Return what rules cost and gain with drafts of five tokens. Bold is what Holm's test shows."""
-    found = []
-    for name, (configuration, rules) in _FIRST.items():
-        answers = Answers.of(configuration)
-        for rule in rules:
-            apart = [a["score"] - b["score"] for a, b in answers.pairs(rule)]
-            won, lost, n = sum(x > 0 for x in apart), sum(x < 0 for x in apart), len(apart)
-            first = f"{name}, {n} problems" if rule == rules[0] else ""
-            time, price = answers.times(rule, "rounds"), answers.times(rule, "rounds", "score")
-            p = float(binomtest(won, won + lost).pvalue) if won + lost else 1.0
-            found.append((first, rule, answers.points(rule), time, price, p, p_of(time, n), p_of(price, n)))
-    tests = list(zip(*(holm(ps) for ps in list(zip(*found, strict=True))[-3:]), strict=True))
-    lines = []
-    for (first, rule, gain, *multiples, _, _, _), ps in zip(found, tests, strict=True):
-        cells = (signed(gain), *map(times, multiples))
-        lines.append((first, f"`{rule}`", *(f"**{x}**" if p < 0.05 else x for x, p in zip(cells, ps, strict=True))))
-    return markdown(("texts", "rule", "points", "time of an answer, ×", "time of a right answer, ×"), lines)
-
-
-_LONG = ("min_p@16", "regret@16", "topk@16", "typical@16", "everything@16")
-
-
-def long_drafts() -> Answers:
-    """Return the answers of rules with drafts of 16 tokens, beside ``lossless`` with as many."""
-    return replace(Answers.of("humaneval-long"), reference="lossless@16")
-
-
-def as_long() -> str:
-    answers, lines = long_drafts(), []
-    for mode in _LONG:
-        time, price = answers.times(mode, "rounds"), answers.times(mode, "rounds", "score")
-        lines.append((said(mode), len(answers.modes[mode]), signed(answers.points(mode)), times(time), times(price)))
-    return markdown(("rule", "n", "points", "time of an answer, ×", "time of a right answer, ×"), lines)
-
-
-def draw_rules(path: Path) -> None:
-    """Draw the points of each rule over its time of an answer, both beside ``lossless`` with drafts as long."""
-    figure = Figure(figsize=(9, 5), layout="constrained")
-    axes = figure.add_subplot()
-    axes.axhline(0, color="0.85", linewidth=1)
-    axes.axvline(1, color="0.85", linewidth=1)
-    axes.annotate("lossless", (1, 0), (4, 4), textcoords="offset points", color="0.4", fontsize=8)
-    runs = {name: (Answers.of(configuration), rules) for name, (configuration, rules) in _FIRST.items()}
-    for name, (answers, rules) in (runs | {"HumanEval, 16 drafted tokens": (long_drafts(), _LONG)}).items():
-        values = [(answers.times(rule, "rounds"), answers.points(rule)) for rule in rules]
-        (x, *across), (y, *up) = (np.array(value).T for value in zip(*values, strict=True))
-        bars = {"xerr": np.abs(np.array(across) - x), "yerr": np.abs(np.array(up) - y)}
-        axes.errorbar(
-            x, y, **bars, fmt="o", markersize=5, elinewidth=0.5, label=f"{name}, {len(answers.pairs(rules[0]))}"
-        )
-        for rule, *place in zip(rules, x, y, strict=True):
-            axes.annotate(re.split("[@:]", rule)[0], place, (4, 4), textcoords="offset points", fontsize=8)
-    axes.set(
-        xlabel="time per answer / that of lossless (lower is faster)",
-        ylabel="points minus those of lossless (lower is worse)",
-    )
-    axes.legend(fontsize="small", loc="lower right")
-    figure.savefig(path, dpi=100)
 
 
 def by(name: str, configuration: str) -> dict[str, list[Row]]:
@@ -377,125 +192,6 @@ def gpu_rules() -> str:
     return markdown(("", *heads), lines)
 
 
-DRAWS, SHARES = 1000, (0.3, 0.5, 0.7)
-RATIO = "min_p, near_top, lenience, regret"
-SHOWN = (
-    "judge with features", "judge", "features alone", "fsd; no digits or operators", "fsd", "`dropmatch`", RATIO,
-    "typical", "fly with its window",
-)  # fmt: skip
-"""The rules in the page's table; Holm's correction counts all of them."""
-
-
-class Curves:
-    """Labelled mismatches, and how early each rule keeps them as its knob opens; some rules have decisions instead."""
-
-    def __init__(self, rows: Sequence[Row]) -> None:
-        self.important, prompts, self.weights = (
-            np.array([x[k] for x in rows]) for k in ("important", "prompt", "weight")
-        )
-        _, self.owner = np.unique(prompts, return_inverse=True)
-        names = [x for x in rows[0] if x.startswith("order: ")]
-        self.order = {x.removeprefix("order: "): np.array([row[x] for row in rows], dtype=float) for x in names}
-        self.decisions: dict[str, np.ndarray] = {}
-        if "dropmatch" in rows[0]:
-            self.decisions["`dropmatch`"] = np.array([x["dropmatch"] for x in rows], dtype=float)
-            self.decisions["regret with its budget"] = np.array([x["regret"] for x in rows])
-        if rows[0].get("followed") is not None:
-            full = np.array([x["followed"] >= 5 for x in rows])
-            sure = self.order["fly, its entropy alone"][:, None] >= np.linspace(1, 0, 60)
-            self.decisions["fly with its window"] = (sure & full[:, None]).astype(float)
-        draws = self.samples(DRAWS) * self.weights
-        self.draws = draws / draws.sum(1, keepdims=True)
-
-    def samples(self, n: int) -> np.ndarray:
-        """Return how often each row counts: once, and in ``n`` samples of the prompts."""
-        count, rng = self.owner.max() + 1, np.random.default_rng(0)
-        drawn = (np.bincount(rng.integers(count, size=count), minlength=count) for _ in range(n))
-        return np.stack([np.ones(count), *drawn])[:, self.owner]
-
-    def curve(self, rule: str) -> tuple[np.ndarray, np.ndarray]:
-        """Return ``(D, P)`` the mismatches kept, and the important ones, as shares of all, as the knob opens."""
-        if rule in self.decisions:
-            parts, own = (self.draws, self.draws * self.important), self.decisions[rule]
-            kept = own[:, np.argsort(own.mean(0), kind="stable")]
-            return tuple(part @ kept for part in parts)
-        own = self.order[rule]
-        known = self.draws * np.isfinite(own)
-        parts, order = (known, known * self.important), np.argsort(-own, kind="stable")
-        ends = np.flatnonzero(np.append(own[order][1:] != own[order][:-1], True))  # a knob keeps ties together
-        return tuple(part[:, order].cumsum(1)[:, ends] for part in parts)
-
-    def area(self, rule: str) -> Interval:
-        """Return the AUC, with an interval by resampling prompts."""
-        kept, important = (np.pad(x, ((0, 0), (1, 0))) for x in self.curve(rule))
-        harmless = kept - important
-        with np.errstate(invalid="ignore"):  # a sample may have none that matters
-            areas = np.trapezoid(harmless / harmless[:, -1:], important / important[:, -1:], axis=1)
-        return areas[0], *np.nanquantile(areas[1:], (0.025, 0.975))
-
-    def table(self) -> str:
-        """Return each rule's AUC, and which share of the mismatches that it keeps matters, beside a blind choice."""
-        rules = [*self.order, *self.decisions]
-        blind, paid = self.draws @ self.important, {}
-        for rule in rules:
-            kept, important = self.curve(rule)
-            for share in SHARES:
-                if kept[0, -1] >= share:  # between two places of its knob, a rule mixes both
-                    own = [np.interp(share, [0, *k], [0, *i]) for k, i in zip(kept, important, strict=True)]
-                    paid[rule, share] = np.array(own) / share
-        ps: dict[tuple[str, float], float] = {}
-        for share in SHARES:
-            own = [key for key in paid if key[1] == share]
-            gaps = (paid[key] - blind for key in own)
-            raw = [math.erfc(abs(gap[0]) / gap[1:].std() / math.sqrt(2)) for gap in gaps]
-            ps |= zip(own, holm(raw), strict=True)
-        lines = []
-        for rule in sorted({*rules} & {*SHOWN}, key=lambda rule: paid[rule, 0.3][0]):
-            cells = [rule, times(self.area(rule), 3) if rule in self.order else ""]
-            for share in SHARES:
-                if (rule, share) not in paid:
-                    cells.append("")
-                    continue
-                gap = 100 * (paid[rule, share] - blind)
-                text = signed((gap[0], *np.quantile(gap[1:], (0.025, 0.975))))
-                cells.append(f"{100 * paid[rule, share][0]:.1f}: {f'**{text}**' if ps[rule, share] < 0.05 else text}")
-            lines.append(cells)
-        return markdown(("rule", "AUC", *(f"f = {x}" for x in SHARES)), lines)
-
-
-def price() -> str:
-    return Curves([x for x in rows("price") if x["texts"] == "two-shots"]).table()
-
-
-def gate() -> str:
-    """Return which scores tell, of whole answers, whether their mismatches matter."""
-    kinds = {"no-shots": "GSM8K", "two-shots": "GSM8K, two examples", "code": "programs"}
-    curves = [Curves([x for x in rows("gate") if x["texts"] == kind]) for kind in kinds]
-    lines = [
-        (rule, *(times(x.area(rule), 3) if np.isfinite(x.order[rule]).any() else "" for x in curves))
-        for rule in curves[0].order
-        if rule != "gate: judges so far"  # no better than the others, and a page is one screen
-    ]
-    return markdown(("what it is known from", *kinds.values()), lines)
-
-
-def draw_price(path: Path) -> None:
-    """Draw the share of the important mismatches that each rule keeps over the share of all."""
-    curves = Curves([x for x in rows("price") if x["texts"] == "two-shots"])
-    figure = Figure(figsize=(10, 6), layout="constrained")
-    axes = figure.add_subplot()
-    matter = float(curves.draws[0] @ curves.important)
-    axes.plot([0, 1], [0, 1], color="0.8", label="a blind choice")
-    axes.plot([0, 1 - matter, 1], [0, 0, 1], color="0.5", linestyle=":", label="one that knows the labels")
-    for rule in SHOWN:
-        kept, important = curves.curve(rule)
-        style, label = "o" if rule in curves.decisions else "-", rule.strip("`")
-        axes.plot([0, *kept[0]], [0, *important[0] / matter], style, markersize=3, linewidth=1.4, label=label)
-    axes.set(xlabel="share of the mismatches kept", ylabel="share of the important ones kept")
-    figure.legend(loc="outside right center", fontsize="small")
-    figure.savefig(path, dpi=100)
-
-
 _INTERVAL = re.compile(r"([+-]?[\d.]+) \(([+-]?[\d.]+) … ([+-]?[\d.]+)\)")
 _NUMBER = re.compile(r"[+-]?\d[\d.]*")
 
@@ -554,10 +250,10 @@ TABLES: Sequence[tuple[str, str, Callable[[], str]]] = (
     ("docs/results/which-rule.md", "first page", first_page),
     ("docs/results/chat.md", "chat", lambda: quality("chat")),
     ("docs/results/drawn.md", "drawn", lambda: quality("drawn-blocks")),
-    ("docs/results/gate.md", "gate", gate),
+    ("docs/results/gate.md", "gate", curves.gate),
     ("docs/results/longer-drafts.md", "longer drafts", as_long),
     ("docs/results/judge.md", "judge", lambda: quality("gsm8k-proof")),
-    ("docs/results/price.md", "price", price),
+    ("docs/results/price.md", "price", curves.price),
     ("docs/results/limits.md", "refusals", refusals),
     ("docs/results/cpu.md", "alone", alone),
     ("docs/results/where-rules-pay.md", "where rules pay", headroom.table),
@@ -575,7 +271,7 @@ TABLES: Sequence[tuple[str, str, Callable[[], str]]] = (
 """The tables of pages, after the names of their markers."""
 PICTURES = {
     "which-rule": draw_rules,
-    "price": draw_price,
+    "price": curves.draw,
     "where-rules-pay": headroom.draw,
     "right-answers": whole.draw,
     "right-programs": partial(whole.draw, configuration=whole.PROGRAMS),

@@ -6,7 +6,8 @@ import math
 
 import pytest
 
-from benchmarks import headroom, pages
+from benchmarks import headroom
+from benchmarks.answers import Answers
 from benchmarks.headroom import ALL, KNOWING, LOSSLESS, RULES, TEXTS, Replay, written
 
 
@@ -30,7 +31,7 @@ def test_replayed_calls_are_as_long_as_those_of_whole_answers(title, rule):
 def test_times_by_hand():
     own, base = Replay.of("GSM8K", KNOWING), Replay.of("GSM8K", LOSSLESS)
     assert own.matter == 0 < base.beside(base, 0.1)[0] == 1
-    answers = pages.Answers.of("gsm8k").times("typical", "rounds", "score")
+    answers = Answers.of("gsm8k").times("typical", "rounds", "score")
     rule = Replay.of("GSM8K", "`typical`")
     right, time = headroom.of_right("GSM8K", "`typical`", (rule, base), 0.05), rule.beside(base, 0.05)
     assert right[0] == pytest.approx(answers[0] * time[0] * rule.calls / base.calls)

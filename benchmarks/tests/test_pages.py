@@ -10,14 +10,15 @@ import pytest
 from scipy import stats
 from sklearn.metrics import roc_auc_score
 
-from benchmarks import pages
-from benchmarks.pages import ROOT, TABLES, Answers, Curves
+from benchmarks import curves, pages, tables
+from benchmarks.answers import Answers
+from benchmarks.pages import ROOT, TABLES
 from hf_lossy_assist import LossyValueError
 
 
 def test_an_interval_of_a_mean_is_that_of_student():
     values = np.random.default_rng(0).normal(size=30)
-    found = pages.interval(np.stack([values, np.ones(30)], 1), pages.ratio)
+    found = tables.interval(np.stack([values, np.ones(30)], 1), tables.ratio)
     wanted = stats.ttest_1samp(values, 0.0).confidence_interval()
     assert found == pytest.approx((values.mean(), wanted.low, wanted.high))
 
@@ -42,25 +43,25 @@ def test_a_line_by_hand():
 
 
 def test_curves_by_hand(monkeypatch):
-    monkeypatch.setattr(pages, "DRAWS", 50)
+    monkeypatch.setattr(curves, "DRAWS", 50)
     rng = np.random.default_rng(0)
     important, order = rng.random(300) < 0.3, rng.random(300)
-    names = {pages.RATIO: 1.0, "fly, its entropy alone": 1.0}
-    curves = Curves([
+    names = {curves.RATIO: 1.0, "fly, its entropy alone": 1.0}
+    own = curves.Curves([
         {"important": bool(x), "prompt": i // 3, "weight": 1.0, "dropmatch": [0, 1], "regret": [0, 1],
          "followed": 5,
          "order: rule": o, **{f"order: {k}": v for k, v in names.items()}}
         for i, (x, o) in enumerate(zip(important, order, strict=True))
     ])  # fmt: skip
-    area, low, high = curves.area("rule")
+    area, low, high = own.area("rule")
     assert area == pytest.approx(roc_auc_score(important, -order))
     assert low < area < high
-    kept, matter = curves.curve("rule")
+    kept, matter = own.curve("rule")
     place = int((order >= 0.6).sum())
     assert (kept[0, place - 1], matter[0, place - 1]) == pytest.approx(
         (place / 300, important[order >= 0.6].sum() / 300)
     )
-    (line,) = (x for x in curves.table().splitlines() if x.startswith("| `dropmatch`"))
+    (line,) = (x for x in own.table().splitlines() if x.startswith("| `dropmatch`"))
     assert line.count(f"{100 * important.mean():.1f}: ") == 3, "kept as a whole, it is a blind choice"
     assert line.count("0.0 (") == 3
 
@@ -104,17 +105,17 @@ def test_a_picture_shows_the_intervals_of_its_table(tmp_path):
 
 
 def test_links_to_the_card_lead_to_a_configuration():
-    known = {x["configuration"] for x in pages.rows("studies")}
+    known = {x["configuration"] for x in tables.rows("studies")}
     for page in (*ROOT.glob("docs/**/*.md"), ROOT / "README.md"):
         linked = re.findall(r"lossy-assist-results/README\.md#([\w-]+)", page.read_text(encoding="utf-8"))
         assert not {*linked} - known, page
 
 
 def test_every_configuration_loads(tmp_path):
-    names = datasets.get_dataset_config_names(str(pages.DATA))
-    assert {*names} == {path.stem for path in (pages.DATA / "data").glob("*.parquet")}
-    assert {*names} == {x["configuration"] for x in pages.rows("studies")} | {"studies", "modes"}
+    names = datasets.get_dataset_config_names(str(tables.DATA))
+    assert {*names} == {path.stem for path in (tables.DATA / "data").glob("*.parquet")}
+    assert {*names} == {x["configuration"] for x in tables.rows("studies")} | {"studies", "modes"}
     for name in names:
-        loaded = datasets.load_dataset(str(pages.DATA), name, split="train", cache_dir=str(tmp_path))
-        assert len(loaded) == len(pages.rows(name))
-    assert sum(path.stat().st_size for path in pages.DATA.rglob("*.parquet")) < 4_000_000
+        loaded = datasets.load_dataset(str(tables.DATA), name, split="train", cache_dir=str(tmp_path))
+        assert len(loaded) == len(tables.rows(name))
+    assert sum(path.stat().st_size for path in tables.DATA.rglob("*.parquet")) < 4_000_000
