@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
+import transformers
 from transformers import DynamicCache, PreTrainedModel
 
 from hf_lossy_assist import LossyError, enable
@@ -13,6 +14,7 @@ from hf_lossy_assist.compat.caches import CACHE
 from tests.architectures import made
 from tests.tiny_models import noisy_copy, padded, prompt
 from tests.trial.drawing import attempt
+from tests.trial.exact import DRAFTERS, Drafting
 
 BAD = ("wrong", "crashed", "refused late")
 TIE = {torch.float64: 1e-5, torch.float32: 1e-3}
@@ -38,24 +40,23 @@ def _prefilled(model: PreTrainedModel) -> dict[str, Any]:
 
 
 Inputs = Callable[[PreTrainedModel], dict[str, Any]]
-_DRAFT = {"assistant_model": True}
-CASES: Mapping[str, tuple[Inputs, Mapping[str, Any]]] = {
-    "draft": (_one, _DRAFT),
-    "draft of 3": (_one, _DRAFT | {"num_assistant_tokens": 3}),
-    "look-up": (_one, {"prompt_lookup_num_tokens": 3}),
-    "batch": (_batch, _DRAFT | {"num_assistant_tokens": 3}),
-    "batch, look-up": (_batch, {"prompt_lookup_num_tokens": 3}),
-    "tree": (_one, _DRAFT | {"lossy_config": {"tree": {"depth": 3, "top_k": 2, "nodes": 6}}}),
-    "tree, batch": (_batch, _DRAFT | {"lossy_config": {"tree": {"depth": 3, "top_k": 2, "nodes": 6}}}),
-    "prefilled": (_prefilled, _DRAFT),
-    "prefilled, look-up": (_prefilled, {"prompt_lookup_num_tokens": 3}),
+CASES: Mapping[str, tuple[Inputs, Drafting]] = {
+    "draft": (_one, DRAFTERS["default length"]),
+    "draft of 4": (_one, DRAFTERS["model"]),
+    "look-up": (_one, DRAFTERS["look-up"]),
+    "batch": (_batch, DRAFTERS["model"]),
+    "batch, look-up": (_batch, DRAFTERS["look-up"]),
+    "tree": (_one, DRAFTERS["tree"]),
+    "tree, batch": (_batch, DRAFTERS["tree"]),
+    "prefilled": (_prefilled, DRAFTERS["default length"]),
+    "prefilled, look-up": (_prefilled, DRAFTERS["look-up"]),
 }
 """From a case's name to its inputs and its drafter."""
 
 
 def rows_of(name: str, seed: int) -> list[dict[str, Any]]:
     """Return what came of each case."""
-    head = {"architecture": name, "seed": seed, "transformers": _version()}
+    head = {"architecture": name, "seed": seed, "transformers": transformers.__version__}
     try:
         target = made(name, seed)
         if attempt(lambda: target.generate(prompt(), **NEW)).error is not None:
@@ -64,24 +65,17 @@ def rows_of(name: str, seed: int) -> list[dict[str, Any]]:
         enable(target)
     except Exception as error:
         return [head | {"case": "all", "outcome": "not made", "reason": _said(error)}]
-    return [head | dict(zip(("case", "outcome", "reason"), found, strict=True)) for found in _asked(target, draft)]
-
-
-def _asked(target: PreTrainedModel, draft: PreTrainedModel) -> Iterator[tuple[str, str, str]]:
+    rows = []
     for case, (inputs, drafting) in CASES.items():
-        yield case, *_outcome(target, draft, inputs, drafting)
+        outcome, reason = _outcome(target, draft, inputs, drafting)
+        rows.append(head | {"case": case, "outcome": outcome, "reason": reason})
+    return rows
 
 
-def _outcome(
-    target: PreTrainedModel, draft: PreTrainedModel, inputs: Inputs, drafting: Mapping[str, Any]
-) -> tuple[str, str]:
+def _outcome(target: PreTrainedModel, draft: PreTrainedModel, inputs: Inputs, drafting: Drafting) -> tuple[str, str]:
     if inputs is _prefilled and target.config.is_encoder_decoder:
         return "right", ""  # a prompt of one token is never whole in a cache
-    mode = (
-        dict(drafting)
-        | {"lossy_mode": "lossless"}
-        | ({"assistant_model": draft} if len(drafting) and "assistant_model" in drafting else {})
-    )
+    mode = drafting(draft) | {"lossy_mode": "lossless"}
     plain = attempt(lambda: target.generate(**inputs(target), **NEW, output_logits=True), target)
     if plain.error is not None:
         return "plain fails", _said(plain.error)
@@ -113,9 +107,3 @@ def _difference(ours: torch.Tensor, plain: Any, tie: float) -> str | None:
 
 def _said(error: Exception) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
-
-
-def _version() -> str:
-    from transformers import __version__
-
-    return __version__
