@@ -8,7 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any
 
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from .. import tasks
@@ -23,7 +23,7 @@ from ..heads.head import place_head
 from ..models.quantised import is_prepacked
 from ..pairs import Pair
 from ..progress import track
-from ..store.folder import Process, this_process
+from ..store.folder import Process, this_process, write_json
 from ..tasks import Example, Task
 from ..values import ONE_OR_MORE, Checked, Count
 from .answers import Answer, AnswerStore, provenance
@@ -214,7 +214,8 @@ class Evaluation(Checked):
             "seed": self.seed,
             "dtype": str(target.dtype).removeprefix("torch."),
             **self.pair.identity,
-            **model_changes(target, draft),
+            **({"prepacked": True} if is_prepacked(target) else {}),
+            **draft_changes(draft),
             **({"prompt_lookup_num_tokens": self.pair.lookup} if draft is not None and self.pair.lookup else {}),
             **({"ends": list(self.pair.task.ends)} if self.pair.task.ends else {}),
             "modes": {mode.label: mode.described(self.pair.rule_heads) for mode in self.modes},
@@ -238,7 +239,7 @@ class Evaluation(Checked):
             store.refresh()
             result = self.result(store)
             if store.folder is not None:
-                store.write("summary.json", {label: row.entry for label, row in result.modes.items()})
+                write_json(store.folder / "summary.json", {label: row.entry for label, row in result.modes.items()})
                 if len({(run.get("cpu"), run.get("threads")) for run in store.plan["runs"]}) > 1:
                     warn("`out` has times of several machines or numbers of threads, which no ratio may compare")
             return result
@@ -251,11 +252,6 @@ class Evaluation(Checked):
         lossless = {mode.label for mode in self.modes if mode.decides_losslessly(self.pair.rule_heads)}
         result = EvaluationResult.of(answers, self.reference, baselines_of(self.modes), lossless, self.batch_size)
         return replace(result, is_whole=len(answers) == len(self.modes) * len(self.examples))
-
-
-def model_changes(target: nn.Module, draft: nn.Module | None) -> dict[str, Any]:
-    """Return the changes that made the models cheaper; their identities do not tell."""
-    return ({"prepacked": True} if is_prepacked(target) else {}) | draft_changes(draft)
 
 
 def reference_of(modes: Sequence[DecodingMode]) -> str:

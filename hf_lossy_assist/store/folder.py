@@ -202,17 +202,6 @@ def read_text(path: str | Path, argument: str, errors: str = "strict") -> str:
         ) from error
 
 
-def kind_of(path: Path) -> str:
-    """Return a file's ending without ``.gz``.
-
-    Examples
-    --------
-    >>> kind_of(Path("prompts.jsonl.gz"))
-    '.jsonl'
-    """
-    return Path(path.stem if path.suffix == ".gz" else path).suffix
-
-
 def json_lines(text: str, where: str) -> Iterator[tuple[int, dict[str, Any]]]:
     """Give the number and the object of each line that is not empty; ``where`` names the text in an error."""
     for number, line in enumerate(text.split("\n"), 1):

@@ -146,10 +146,6 @@ class Records(Generic[Row]):
                 if digest is not None:
                     self._arrays[key] = digest
 
-    def write(self, name: str, value: Any) -> None:
-        """Write a JSON file beside the rows."""
-        write_json(self.folder / name, value)
-
     def _path(self, key: Any) -> Path:
         name = hashlib.sha256(json.dumps(key).encode()).hexdigest()[:16]
         return self.folder / f"{Path(self.file).stem}-{name}.safetensors"
@@ -188,5 +184,5 @@ class Records(Generic[Row]):
             raise LossyValueError(
                 f"`out` has to be a new folder, but {str(self.folder)!r} has a {self.file} without a {MANIFEST}"
             )
-        self.write(MANIFEST, plan)
+        write_json(self.folder / MANIFEST, plan)
         return plan

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import LossyValueError
-from ..store.folder import kind_of, read_text
+from ..store.folder import read_text
 from ..values import from_json
 from .gsm8k import final_number
 from .task import Example, ListedTask, Row, prompt_of, read_jsonl
@@ -134,7 +134,7 @@ def _example(row: Row, where: str) -> Example:
 
 def rows_of(data: str) -> list[Row]:
     """Return a file's rows; a line of text, or a text of a list, is a row with a ``prompt``."""
-    kind = kind_of(Path(data))
+    kind = Path(data.removesuffix(".gz")).suffix
     if kind == ".jsonl":
         return read_jsonl(data, ())
     text = read_text(data, "data")
