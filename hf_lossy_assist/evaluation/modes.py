@@ -8,7 +8,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from transformers import GenerationConfig, PreTrainedModel
@@ -36,7 +35,11 @@ _STOCK = {
     "threshold": Rule("a number from 0 to 1", lambda x: is_number(x) and 0 <= x <= 1),
     "cache": Rule("dynamic or static", lambda x: x in ("dynamic", "static")),
 }
-"""Settings of transformers' assisted generation."""
+"""Settings of transformers' assisted generation.
+
+Drafts always have γ tokens, but with a threshold of 0.4 they end where the draft is less sure. On a static cache of the
+target, transformers compiles its forward on a GPU.
+"""
 
 
 _STORED = {
@@ -69,25 +72,6 @@ class DecodingMode:
     answers: str = "target"  # the model that generates
     engine: Any = None  # what decodes, if not this process: `VllmEngines`
     head: Any = None  # ``lossy_head``, where the mode brings its own
-
-    @classmethod
-    def stock(
-        cls,
-        gamma: int | str,
-        temperature: float | None = None,
-        label: str = "stock",
-        settings: Mapping[str, Any] = MappingProxyType({}),
-    ) -> DecodingMode:
-        """Return transformers' assisted generation; ``settings`` has its ``threshold`` and ``cache``.
-
-        By default, drafts always have ``gamma`` tokens. With ``{"threshold": 0.4}`` they end where the draft is less
-        sure. With ``{"cache": "static"}`` the target has a static cache, and on a GPU transformers compiles its
-        forward.
-        """
-        check_keys("`modes` 'stock'", [*_STOCK], settings)
-        for key, value in settings.items():
-            _STOCK[key].check(f"{key} of stock", value)
-        return cls(label, None, settings, DEFAULT_NUM_TOKENS if gamma == AUTO else gamma, temperature)
 
     @classmethod
     def stored(cls, folder: str) -> DecodingMode:
@@ -347,7 +331,10 @@ def _mode(text: str, gamma: int | str | None, temperature: float | None) -> Deco
     if name == "plain":
         return DecodingMode(text, temperature=temperature)
     if name == "stock":
-        return DecodingMode.stock(gamma, temperature, text, spelt.config)
+        check_keys("`modes` 'stock'", [*_STOCK], spelt.config)
+        for key, value in spelt.config.items():
+            _STOCK[key].check(f"{key} of stock", value)
+        return DecodingMode(text, None, spelt.config, DEFAULT_NUM_TOKENS if gamma == AUTO else gamma, temperature)
     if name == "draft":
         return DecodingMode(text, temperature=temperature, answers="draft")
     if name == EVERYTHING:

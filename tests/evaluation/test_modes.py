@@ -29,6 +29,10 @@ parse = LossyConfig.from_fields
 PLAIN = DecodingMode()
 
 
+def stock(gamma: int) -> DecodingMode:
+    return parse_modes("stock", gamma)[0]
+
+
 @pytest.fixture(scope="module")
 def judged(models):
     head = any_judge(models.target, models.draft, bias=-10.0, scale=0.0)
@@ -68,7 +72,7 @@ def test_every_registered_rule_has_settings_or_defaults_that_differ_from_lossles
 
 def test_all_of_them_generate(judged):
     texts = {}
-    for mode in [PLAIN, DecodingMode.stock(4), *usual_modes(judged.heads, 4)]:
+    for mode in [PLAIN, stock(4), *usual_modes(judged.heads, 4)]:
         response = run_request(judged, mode, batch(), 12)
         assert response.tokens == 12
         assert (response.stats is None) is (mode.label in (PLAIN.label, "stock"))
@@ -90,17 +94,17 @@ def test_several_rules_share_a_dict_of_heads(judged):
 def test_stock_drafts_gamma_tokens_and_leaves_the_draft_as_it_was(models):
     before = copy.deepcopy(models.draft.generation_config.to_dict())
     for gamma in (2, 6):
-        response = run_request(models, DecodingMode.stock(gamma), batch(), 40)
+        response = run_request(models, stock(gamma), batch(), 40)
         (rounds, *_), (drafted,) = response.work[0], response.drafted
         assert gamma * (rounds - 4) < drafted <= gamma * rounds  # the last ones have less room
-    with pytest.raises(RuntimeError, match="midway"), DecodingMode.stock(5).prepared(models):
+    with pytest.raises(RuntimeError, match="midway"), stock(5).prepared(models):
         raise RuntimeError("midway")
     assert models.draft.generation_config.to_dict() == before
 
 
 def test_what_is_sampled_depends_on_the_seed_of_the_prompt_alone(models):
     state = torch.random.get_rng_state()
-    for mode in (PLAIN, DecodingMode.stock(5), DecodingMode("lossless", "lossless", gamma=5)):
+    for mode in (PLAIN, stock(5), DecodingMode("lossless", "lossless", gamma=5)):
         hot = replace(mode, temperature=1.5)
         one, again, other = (run_request(models, hot, batch(seed=s), 12).rows[0].tolist() for s in (3, 3, 4))
         assert one == again != other
@@ -110,7 +114,7 @@ def test_what_is_sampled_depends_on_the_seed_of_the_prompt_alone(models):
 def test_a_nucleus_keeps_draws_to_the_likeliest_tokens(models):
     request = batch(seed=1)
     greedy = run_request(models, PLAIN, request, 12).rows[0].tolist()
-    for mode in (PLAIN, DecodingMode.stock(5), DecodingMode("lossless", "lossless", gamma=5)):
+    for mode in (PLAIN, stock(5), DecodingMode("lossless", "lossless", gamma=5)):
         narrow = replace(mode, temperature=1.5, top_p=1e-6)
         assert run_request(models, narrow, request, 12).rows[0].tolist() == greedy
         assert run_request(models, replace(narrow, top_p=1.0), request, 12).rows[0].tolist() != greedy
