@@ -64,22 +64,18 @@ def batches_of(
     *,
     device: torch.device | str = "cpu",
     pad: int | None = 0,
-    length: int | None = None,
     seed: int = 0,
     ending: Ending | None = None,
 ) -> list[PromptBatch]:
     """Put prompts, as token ids, into batches of ``size``, padded on the left.
 
-    ``length`` brings every prompt to so many tokens: it is repeated, or its beginning after the first token is cut. A
-    batch has the seed of its first prompt: ``seed`` plus the prompt's number.
+    A batch has the seed of its first prompt: ``seed`` plus the prompt's number.
 
     Examples
     --------
     >>> [batch.ids.tolist() for batch in batches_of([[1, 2, 3], [1, 4], [1]], 2)]
     [[[1, 2, 3], [0, 1, 4]], [[1]]]
     """
-    if length is not None:
-        prompts = [_resized(list(ids), length) for ids in prompts]
     batches = []
     for first in range(0, len(prompts), size):
         rows = prompts[first : first + size]
@@ -89,13 +85,6 @@ def batches_of(
         put = (torch.tensor(values, device=device) for values in (ids, mask))
         batches.append(PromptBatch(*put, seed + first, ending))
     return batches
-
-
-def _resized(ids: list[int], length: int) -> list[int]:
-    begin, rest = ids[:1], ids[1:] or ids
-    wanted = length - 1
-    rest = rest * -(-wanted // len(rest))
-    return begin + rest[len(rest) - wanted :]
 
 
 @dataclass(frozen=True, eq=False)

@@ -75,7 +75,7 @@ def measure_costs(pair: Pair, text: Sequence[int], length: int, gammas: Iterable
     repeats
         How often everything is timed; each repeat has costs of its own.
     """
-    (batch,) = batches_of([text], device=device_of(pair.target), length=length)
+    (batch,) = batches_of([resized([*text], length)], device=device_of(pair.target))
     # Nothing but the limit ends a call: no model writes this token.
     never = pair.target.get_input_embeddings().num_embeddings
     keywords = {"eos_token_id": never, "stopping_criteria": StoppingCriteriaList()}
@@ -112,6 +112,19 @@ def measure_costs(pair: Pair, text: Sequence[int], length: int, gammas: Iterable
 
     wall, *others = (by(at, name) for at, name in enumerate(clocks))
     return wall if spread_of(wall)[0] <= STEADY else min(wall, *others, key=lambda costs: spread_of(costs)[0])
+
+
+def resized(ids: list[int], length: int) -> list[int]:
+    """Bring a prompt to so many tokens: repeat it, or cut its beginning after the first token.
+
+    Examples
+    --------
+    >>> resized([1, 2, 3], 5), resized([1, 2, 3, 4], 3), resized([7], 2)
+    ([1, 2, 3, 2, 3], [1, 3, 4], [7, 7])
+    """
+    rest, wanted = ids[1:] or ids, length - 1
+    rest = rest * -(-wanted // len(rest))
+    return ids[:1] + rest[len(rest) - wanted :]
 
 
 def spread_of(repeats: Sequence[Costs]) -> tuple[float, str]:

@@ -12,13 +12,10 @@ from hf_lossy_assist.integrations.vllm.engines import request_of
 from tests.tiny_models import prompt
 
 
-def test_prompts_of_one_length():
-    made = batches_of([[1, 2, 3], [1, 4, 5, 6, 7, 8]], length=5)
-    assert [b.ids.tolist() for b in made] == [[[1, 2, 3, 2, 3]], [[1, 5, 6, 7, 8]]]
+def test_prompts_are_padded_together():
     (together,) = batches_of([[1, 2, 3], [1, 4]], 2, pad=9)
     assert together.ids.tolist() == [[1, 2, 3], [9, 1, 4]]
     assert together.mask.tolist() == [[1, 1, 1], [0, 1, 1]]
-    assert batches_of([[7]], length=4)[0].ids.tolist() == [[7, 7, 7, 7]]
     assert [(len(b), b.seed) for b in batches_of([[1]] * 5, 2, seed=10)] == [(2, 10), (2, 12), (1, 14)]
 
 
