@@ -25,7 +25,7 @@ from .console import Console
 
 OTHER_NAMES = {
     "assistant_model": "--assistant", "draft": "--assistant", "folder": "--from", "heads": "--head",
-    "lossy_head": "--head", "lossy_config": "--mode", "lossy_mode": "--mode", "name": "--pair",
+    "lossy_head": "--head", "lossy_config": "--mode", "lossy_mode": "--mode", "modes": "--mode", "name": "--pair",
     "prompt_lookup_num_tokens": "--prompt-lookup", "ratio": "--lambda",
     "unsafe_no_isolation": "--task code:unsafe_no_isolation=true",
 }  # fmt: skip
@@ -111,8 +111,7 @@ def _with_options(message: str, words: list[str]) -> str:
     def option(found: re.Match[str]) -> str:
         name, value = found.groups()
         own = f"--{name.replace('_', '-')}"
-        known = (OTHER_NAMES.get(name, own), own, f"{own}s", own.removesuffix("s"))
-        option = next((x for x in known if x.split()[0] in there), None)
+        option = next((x for x in (OTHER_NAMES.get(name, own), own) if x.split()[0] in there), None)
         return found[0] if option is None or name in _NO_OPTIONS else f"`{option}{' ' * bool(value)}{value[1:]}`"
 
     return re.sub(r"`(\w+)((?:=\w+)?)`", option, message)

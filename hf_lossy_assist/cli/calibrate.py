@@ -10,7 +10,7 @@ from cyclopts import Parameter
 from ..errors import need
 from ..generation.spelling import split
 from .console import Console
-from .options import PER_CENT, read_heads
+from .options import read_heads
 
 if TYPE_CHECKING:
     from ..evaluation.tables import Column, NumberTable
@@ -24,8 +24,8 @@ def calibrate(
     modes: Annotated[
         str | None, Parameter(help="Settings to test, for each rule from cautious to bold; all by default.")
     ] = None,
-    max_loss: Annotated[float, PER_CENT, Parameter(help="Points of the score that may be lost on average.")] = 1.0,
-    confidence: Annotated[float, PER_CENT, Parameter(help="In per cent, of all certified settings together.")] = 95.0,
+    max_loss: Annotated[float, Parameter(help="Points of the score that may be lost on average.")] = 1.0,
+    confidence: Annotated[float, Parameter(help="In per cent, of all certified settings together.")] = 95.0,
     out: Annotated[Path, Parameter(help="Folder for the certificate and the generation configuration.")],
 ) -> None:
     """Certify the fastest setting that loses at most so many points of a task's score [lab].

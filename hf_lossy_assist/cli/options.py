@@ -39,7 +39,6 @@ _SHOWN = 18  # the bundled pair answers this problem right by its usual rules, a
 
 AT_LEAST_0 = Parameter(validator=Number(gte=0))
 AT_LEAST_1 = Parameter(validator=Number(gte=1))
-PER_CENT = Parameter(validator=Number(gt=0, lt=100))
 
 
 def check_names(modes: str) -> None:

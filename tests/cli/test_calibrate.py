@@ -49,13 +49,3 @@ def test_the_path_from_nothing_to_a_certified_said(bundled, tmp_path: Path):
     scored = f"plain,{certified}"
     printed = said("evaluate", *SMALL, *SHORT, "--modes", scored, "--limit", "2", "--out", str(tmp_path / "fresh"))
     assert certified.name in printed
-
-
-def test_a_loss_has_to_be_points_of_a_hundred(tmp_path: Path):
-    for limit in ("500", "0", "nan"):
-        refused = said("calibrate", "--from", tmp_path, "--max-loss", limit, "--out", tmp_path / "out", status=2)
-        assert "--max-loss" in refused
-
-
-def test_answers_have_to_be_named(tmp_path: Path):
-    assert "--from" in said("calibrate", "--out", str(tmp_path), status=2)

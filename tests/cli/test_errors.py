@@ -91,7 +91,13 @@ ERRORS = {
         (f"{PAIR} --modes topq --out OUT", "did you mean 'topk'"),
         ("--pair nope --out OUT", "--pair"),
     ],
-    "calibrate": [("--from TINY/no --out OUT", "`--from` has to be a folder that `lossy-assist evaluate` wrote")],
+    "calibrate": [
+        ("--out OUT", "`--from` has to be given"),
+        ("--from TINY/no --out OUT", "`--from` has to be a folder that `lossy-assist evaluate` wrote"),
+        *((f"--from x --max-loss {x} --out OUT", "`--max-loss` has to be a number > 0 and < 100") for x in (0, "nan")),
+    ],
+    "demo": [("--limit 0", "--limit. Must be >= 1")],
+    "rules": [("tpok", "did you mean 'topk'")],
     "mine": [
         (PAIR, "`--out` has to be given"),
         ("--out OUT", "`--model`, `--assistant` and `--task` have to be given"),
@@ -115,6 +121,16 @@ ERRORS = {
 }  # fmt: skip
 
 
+def refusal(words: list[str]) -> str:
+    """Return the line that a command ends with, all that it says."""
+    result = invoke(words)
+    assert result.exit_code == 2, result.output
+    assert result.stderr.startswith("error: ")
+    assert result.stderr.count("\n") == 1
+    assert not result.stdout
+    return result.stderr.strip()
+
+
 @pytest.mark.parametrize(
     ("command", "pattern"),
     [(f"{name} {options}", pattern) for name, rows in ERRORS.items() for options, pattern in rows],
@@ -128,14 +144,8 @@ def test_an_error_is_one_line(command: str, pattern: str, bundled, tiny_pair_fol
     places = {"M": models, "OUT": out, "EMPTY": empty, "TINY": tiny_pair_folder, "JUDGE": judge}
     command = command.replace("TINY", str(tiny_pair_folder))
     words = shlex.split(" ".join(str(places.get(word, word)) for word in command.split()))
-    result = invoke(words)
-    assert result.exit_code == 2, result.output
-    *_, last = result.stderr.splitlines()
-    assert last.startswith("error: ")
-    assert re.search(pattern, last), last
-    assert result.stderr.count("\n") == 1
+    assert re.search(pattern, said := refusal(words)), said
     assert not out.exists()
-    assert not result.stdout
 
 
 FILES = {
@@ -162,11 +172,7 @@ def test_a_file_that_cannot_be_read_is_refused_before_models_are_loaded(
     places = {"NONE": tmp_path / "nowhere" / "at" / "all" / "x", "EMPTY": empty, "OUT": tmp_path / "out"}
     for name, path in places.items():
         command = command.replace(name, str(path))
-    result = invoke([*command.split(), "--pair", "arithmetic"])
-    assert result.exit_code == 2, result.output
-    assert message in result.stderr
-    assert result.stderr.startswith("error: ")
-    assert result.stderr.count("\n") == 1
+    assert message in refusal([*command.split(), "--pair", "arithmetic"])
     assert not places["OUT"].exists()
 
 
@@ -187,11 +193,9 @@ def test_the_remedy_for_a_split_that_a_file_lacks_is_one(command: str, others: s
 
     def said(others: str) -> str:
         words = f"{command} {others} --pair arithmetic --task gsm8k --data {data}"
-        result = invoke(words.replace("OUT", str(tmp_path / "out")).split())
-        assert result.exit_code == 2, result.output
-        return result.stderr
+        return refusal(words.replace("OUT", str(tmp_path / "out")).split())
 
-    (remedy,) = re.findall("or give `(--split train)`$", said(others).strip())
+    (remedy,) = re.findall("or give `(--split train)`$", said(others))
     others = others.replace("--split test", "")
     assert "prompts are read" in said(f"{others} {remedy}")
     assert read[-1] == "train"

@@ -36,7 +36,3 @@ def test_a_rule_says_its_law_settings_and_source(name: str):
     assert joined((rule.__doc__ or "").partition("\n\n")[0]).replace("``", "") in shown
     for setting in settings_of(rule):
         assert joined(setting.help) in shown
-
-
-def test_a_rule_that_is_none_is_named():
-    assert "did you mean 'topk'" in run("tpok", status=2)
