@@ -10,7 +10,7 @@ import pytest
 
 from hf_lossy_assist import LossyError, LossyUnsupportedError, LossyValueError, quantize_draft
 from hf_lossy_assist.evaluation.evaluation import Evaluation
-from hf_lossy_assist.evaluation.modes import parse_modes
+from hf_lossy_assist.evaluation.modes import DecodingMode, parse_modes
 from hf_lossy_assist.evaluation.requests import batches_of
 from hf_lossy_assist.integrations.vllm.engines import Engine, VllmEngines, engine_settings, request_of
 from tests.cli.running import invoke
@@ -98,9 +98,10 @@ def test_settings_and_requests(pair):
 @pytest.mark.usefixtures("_stand_in")
 def test_modes_that_vllm_lacks_and_drafts_that_were_rounded_here(pair):
     with VllmEngines(PYTHON) as engines:
-        for mode in ("draft", "lossless@auto"):
-            with pytest.raises(LossyValueError, match=f"`--modes` has '{mode}', which can't run in vLLM"):
-                engines.modes(parse_modes(mode, 5))
+        certified = DecodingMode("certified", "topk", {"k": 2, "certificate": "certified"}, 4)
+        for mode in (*parse_modes("draft,lossless@auto"), certified):
+            with pytest.raises(LossyValueError, match=f"`--modes` has '{mode.label}', which can't run in vLLM"):
+                engines.modes([mode])
         with pytest.raises(LossyUnsupportedError, match=r"`draft_dtype` 'int8'.*leave it out"):
             engines.of(replace(pair, draft=quantize_draft(pair.draft)), *parse_modes("topk@4", 5))
 

@@ -146,7 +146,8 @@ class VllmEngines:
             if not vllm_has(mode):
                 raise LossyValueError(
                     f"`--modes` has {mode.label!r}, which can't run in vLLM; name a number of drafted tokens after @, "
-                    "and leave out the draft alone"
+                    "and leave out the draft alone, and folders with a certificate: vLLM runs one by its own "
+                    "`--additional-config`"
                 )
             own = "its own " if mode.rule is None and mode.gamma is not None else ""
             label = f"vLLM: {own}{mode.label.replace('stock', 'lossless')}"
@@ -180,8 +181,8 @@ class VllmEngines:
 
 
 def vllm_has(mode: DecodingMode) -> bool:
-    """Tell whether vLLM can decode so: not with the draft alone, and not with drafts that end by themselves."""
-    return mode.answers == "target" and mode.gamma != "auto"
+    """Tell whether vLLM can decode so: not with the draft alone, drafts that end by themselves, or a certificate."""
+    return mode.answers == "target" and mode.gamma != "auto" and "certificate" not in mode.settings
 
 
 def engine_settings(pair: Pair, mode: DecodingMode) -> dict[str, Any]:
