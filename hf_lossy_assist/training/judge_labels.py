@@ -27,7 +27,7 @@ from ..tasks import Example, Task
 from ..values import ONE_OR_MORE, POSITIVE, Rule, or_none
 from .choice import DraftArgmax, DraftQuery, Ids
 from .labelling import FAILED, MINED, SKIPPED, Labelled, Labelling, Labels, PromptLabels
-from .writing import ApiWriter, LocalWriter, Prompt, ResponseCost, Writer
+from .writing import ApiWriter, LocalWriter, Prompt, Writer
 
 
 @dataclass(frozen=True)
@@ -134,18 +134,9 @@ class Searched:
     """A prompt whose search has ended, with its cost and its result or error."""
 
     prompt: Prompt
-    cost: ResponseCost
+    cost: int  # tokens that the target has read
     found: Found | None
     error: Exception | None = None
-
-
-@dataclass(frozen=True)
-class _Running:
-    """A prompt at work, its cost so far, and its search."""
-
-    prompt: Prompt
-    cost: ResponseCost
-    steps: Generator[Request, Any, Found]
 
 
 @dataclass(eq=False)
@@ -167,7 +158,7 @@ class Searches:
     def run(self, prompts: Iterable[Prompt]) -> Iterator[Searched]:
         """Search every prompt, and yield each as soon as its search ends, in any order."""
         self._source = iter(prompts)
-        self._running: dict[int, _Running] = {}
+        self._running: dict[int, tuple[Prompt, Generator[Request, Any, Found]]] = {}
         self._guesses: list[DraftQuery] = []
         self._ended: list[Searched] = []
         with closing(self.writer):
@@ -183,11 +174,10 @@ class Searches:
     def _begin(self, slot: int) -> None:
         """Give a slot the next prompt, if any."""
         if (prompt := next(self._source, None)) is not None:
-            cost = ResponseCost()
-            self.writer.begin(slot, prompt, cost)
+            self.writer.begin(slot, prompt)
             start = random.Random(f"{self.seed}/{prompt.id}").random()
             steps = search(prompt.example, self.task, self.decode, most=self.most, start=start)
-            self._running[slot] = _Running(prompt, cost, steps)
+            self._running[slot] = prompt, steps
             self._reply(slot, None)
 
     def _reply_all(self, replies: Iterable[tuple[int, Any]]) -> None:
@@ -195,7 +185,7 @@ class Searches:
             self._reply(slot, reply)
 
     def _reply(self, slot: int, reply: Any) -> None:
-        steps = self._running[slot].steps
+        _, steps = self._running[slot]
         try:
             request = steps.send(reply)
             while isinstance(request, Continue) and self.writer.limits.over(request.prefix):
@@ -207,10 +197,9 @@ class Searches:
             self._end(slot, None, error)
 
     def _end(self, slot: int, found: Found | None, error: Exception | None = None) -> None:
-        ended = self._running.pop(slot)
+        prompt, _ = self._running.pop(slot)
         self.draft.forget(slot)
-        self.writer.end(slot)
-        self._ended.append(Searched(ended.prompt, ended.cost, found, error))
+        self._ended.append(Searched(prompt, self.writer.end(slot), found, error))
         self._begin(slot)
 
     def _carry_out(self, slot: int, request: Request) -> None:
@@ -218,7 +207,7 @@ class Searches:
             case Continue(prefix):
                 self.writer.submit(slot, prefix)
             case Guess(response, start):
-                self._guesses.append(DraftQuery(slot, self._running[slot].prompt.tokens, response, start))
+                self._guesses.append(DraftQuery(slot, self._running[slot][0].tokens, response, start))
 
 
 _GREEDY_OR_DRAWN = or_none(POSITIVE, "None for greedy text")
@@ -298,7 +287,7 @@ class JudgeMiner:
             "last_response": found and found.last,
             "mismatches": len(found.mismatches) if found else 0,
             "important": sum(one.important for one in found.mismatches) if found else 0,
-            "target_tokens": searched.cost.target_tokens,
+            "target_tokens": searched.cost,
         }
         if found is None:
             error = f"{type(searched.error).__name__}: {searched.error}"

@@ -69,13 +69,6 @@ class Prompt:
     tokens: Ids
 
 
-@dataclass(eq=False)
-class ResponseCost:
-    """The cost of a prompt's labels: the tokens that the target has read."""
-
-    target_tokens: int = 0
-
-
 @dataclass(frozen=True)
 class ResponseLimits:
     """The tokens and the length (T_max) that end a response."""
@@ -93,7 +86,7 @@ class _Slot:
 
     number: int
     prompt: Ids
-    cost: ResponseCost
+    cost: int = 0  # tokens that the model has read for it
     # The next text begins like the current response or like the latest attempt to change it.
     memories: list[CachedText] = field(default_factory=list)
     ids: list[int] = field(default_factory=list)
@@ -129,13 +122,13 @@ class LocalWriter:
         self._writing: list[_Slot] = []
         self._shared = CachedText()
 
-    def begin(self, slot: int, prompt: Prompt, cost: ResponseCost) -> None:
-        """Give a free ``slot`` to a prompt. From now on, the writer adds to ``cost``."""
-        self._slots[slot] = _Slot(slot, prompt.tokens, cost)
+    def begin(self, slot: int, prompt: Prompt) -> None:
+        """Give a free ``slot`` to a prompt."""
+        self._slots[slot] = _Slot(slot, prompt.tokens)
 
-    def end(self, slot: int) -> None:
-        """Free ``slot``."""
-        del self._slots[slot]
+    def end(self, slot: int) -> int:
+        """Free ``slot``, and return how many tokens the model has read for its prompt."""
+        return self._slots.pop(slot).cost
 
     def submit(self, slot: int, prefix: Ids) -> None:
         """Request the rest of a response that begins with ``prefix`` and is not over."""
@@ -155,7 +148,7 @@ class LocalWriter:
         new = [slot for slot in self._waiting if not slot.memories]
         if new and not self._shared.tokens and (text := new[0].ids[:-1]):
             (self._shared,) = remembered(self.model, [text])
-            new[0].cost.target_tokens += len(text)
+            new[0].cost += len(text)
         for slot in new:
             slot.memories = [self._shared]
         for slot in self._waiting:
@@ -167,7 +160,7 @@ class LocalWriter:
         memories = remembered(self.model, [slot.ids[:-1] for slot, *_ in unread], [known for _, *known in unread])
         for (slot, _, n), memory in zip(unread, memories, strict=True):
             slot.memories = [memory]
-            slot.cost.target_tokens += len(memory.tokens) - n
+            slot.cost += len(memory.tokens) - n
         for slot in self._waiting:
             self._rows.put(slot.number, slot.memories[0], len(slot.ids) - 1)
         self._writing += self._waiting
@@ -178,7 +171,7 @@ class LocalWriter:
         logits = self._rows.step({slot.number: slot.ids[-1] for slot in self._writing})
         chosen = self.choice.choose(logits.float(), [slot.context for slot in self._writing])
         for slot, token in zip([*self._writing], chosen, strict=True):
-            slot.cost.target_tokens += 1
+            slot.cost += 1
             slot.ids.append(token)
             slot.context = self.choice.extend(slot.context, token)
             if self.limits.over(slot.response):
@@ -239,19 +232,20 @@ class ApiWriter:
     slots: int
 
     def __post_init__(self) -> None:
-        self._slots: dict[int, tuple[PromptText, ResponseCost]] = {}
+        self._slots: dict[int, PromptText] = {}
+        self._costs: dict[int, int] = {}
         self._open: dict[Future[tuple[str, bool]], tuple[int, Ids]] = {}
         self._pool = ThreadPoolExecutor(self.slots, thread_name_prefix="target-api")
 
-    def begin(self, slot: int, prompt: Prompt, cost: ResponseCost) -> None:
-        self._slots[slot] = PromptText.of(prompt, self.task, self.tokenizer), cost
+    def begin(self, slot: int, prompt: Prompt) -> None:
+        self._slots[slot], self._costs[slot] = PromptText.of(prompt, self.task, self.tokenizer), 0
 
-    def end(self, slot: int) -> None:
-        del self._slots[slot]
+    def end(self, slot: int) -> int:
+        return self._costs.pop(slot)
 
     def submit(self, slot: int, prefix: Ids) -> None:
         room = self.limits.max_new_tokens - len(prefix)
-        future = self._pool.submit(self.model.complete, self._slots[slot][0].write(prefix), room)
+        future = self._pool.submit(self.model.complete, self._slots[slot].write(prefix), room)
         self._open[future] = (slot, prefix)
 
     def step(self) -> list[tuple[int, Ids]]:
@@ -267,10 +261,10 @@ class ApiWriter:
             text, ended = future.result()
         except LossyServiceError as error:
             raise LossyServiceError(f"{error}; what was mined is kept: the same command goes on from there") from error
-        prompt, cost = self._slots[slot]
+        prompt = self._slots[slot]
         response = (*prompt.read(prefix, text), *([self.tokenizer.eos_token_id] if ended else []))
         response = response[: self.limits.max_new_tokens]
-        cost.target_tokens += len(prompt.tokens) + len(response) - 1
+        self._costs[slot] += len(prompt.tokens) + len(response) - 1
         return slot, response
 
 

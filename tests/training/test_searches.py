@@ -173,7 +173,7 @@ def test_a_continuation_costs_nothing_but_its_own_tokens(slots: int):
     for prompt, labels in zip(prompts, wanted, strict=True):
         assert_same(results[prompt.id].found, labels)
     # The prompt's last token, or the one put in another's place, is read first, and the last one written is not read.
-    cost = sum(one.cost.target_tokens for one in results.values())
+    cost = sum(one.cost for one in results.values())
     assert cost == sum(len(prompt.tokens) - 1 for prompt in prompts) + sum(lengths)
     assert len(lengths) > len(prompts), "nothing was continued"
     assert sum(read) >= cost
