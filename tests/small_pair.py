@@ -37,9 +37,6 @@ class Recital(Task):
     def extract_answer(self, text: str) -> str | None:
         return text or None
 
-    def equivalent(self, a: str | None, b: str | None) -> bool:
-        return a is not None and a == b
-
 
 @pytest.fixture(scope="session")
 def tokenizer():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 from hf_lossy_assist.evaluation.answers import Answer, AnswerStore
@@ -12,6 +13,8 @@ from hf_lossy_assist.tasks import Example, Task
 from tests.tiny_models import noisy_copy, tiny
 
 MODES = "plain,topk:k=2,topk:k=3,near_top:alpha=0.1"
+SECONDS = {"plain": 4.0, "topk:k=2": 2.0, "near_top:alpha=0.1": 3.0}
+"""What an answer takes, a second by default."""
 TARGET = tiny()
 DRAFT = noisy_copy(TARGET, 0.05)
 
@@ -48,13 +51,10 @@ def evaluation(limit: int = 400) -> Evaluation:
     return Evaluation(Pair(TARGET, DRAFT, Words(), Numbers()), parse_modes(MODES), "plain", limit)
 
 
-def folder_of(path: Path, losses: dict[str, float], n: int = 400) -> Path:
-    """Write the folder of an evaluation in which each mode answers so many problems wrong, and is as fast as bold."""
-    own = evaluation(n)
+def write(path: Path, own: Evaluation, score: Callable[[str, int], float] = lambda mode, i: 1.0) -> Path:
+    """Write the folder of an evaluation whose modes have these scores."""
     store = AnswerStore(path, own.plan())
-    speeds = {"plain": 4.0, "topk:k=2": 2.0, "topk:k=3": 1.0, "near_top:alpha=0.1": 3.0}
-    for mode, seconds in speeds.items():
-        wrong = round(losses.get(mode, 0.0) * n)
-        for i in range(n):
-            store.add(Answer(mode, i, float(i >= wrong), 8, 4, 6 + i % 2, seconds, "", 2))
+    for mode in own.plan()["modes"]:
+        for i in range(own.limit):
+            store.add(Answer(mode, i, score(mode, i), 8, 4, 6 + i % 2, SECONDS.get(mode, 1.0), "", 2))
     return path

@@ -11,7 +11,6 @@ import pytest
 import hf_lossy_assist
 from hf_lossy_assist.drafting.draft_ends import LONGEST
 from hf_lossy_assist.errors import LossyError, LossyUnsupportedError, LossyValueError
-from hf_lossy_assist.evaluation import evaluation
 from hf_lossy_assist.evaluation.advising import Advice, Advising, Replayed, target_alone
 from hf_lossy_assist.evaluation.answers import AnswerStore, load_answers
 from hf_lossy_assist.evaluation.modes import EVERYTHING, DecodingMode
@@ -103,7 +102,7 @@ def test_default_drafts_are_tried_too(models, tokenizer, tmp_path):
 
 
 @pytest.mark.parametrize("first", nightly(["advise", "evaluate"], but=["evaluate"]))
-def test_advise_and_evaluate_share_the_target_s_texts(pair, tmp_path, monkeypatch, first):
+def test_advise_and_evaluate_share_the_target_s_texts(pair, tmp_path, requests, first):
     """Whoever comes second makes no text that is there: one record for each mode and problem."""
     models, given = (pair.target, pair.draft), {"limit": 2, "max_new_tokens": 12, "out": tmp_path}
 
@@ -114,16 +113,9 @@ def test_advise_and_evaluate_share_the_target_s_texts(pair, tmp_path, monkeypatc
         more = {"tokenizer": pair.tokenizer, "task": pair.task}
         return hf_lossy_assist.evaluate(*models, modes="plain,topk", **more, **given)
 
-    answered, run = [], evaluation.run_request
-
-    def noted(models, mode, batch, length):
-        answered.extend([mode.label] if length > evaluation._WARM_UP_TOKENS else ())
-        return run(models, mode, batch, length)
-
-    monkeypatch.setattr(evaluation, "run_request", noted)
     advice = advised() if first == "advise" else evaluated() and advised()
     assert evaluated().modes["plain"].n == len(advice.speeds.tokens) == 2
-    assert answered.count("plain") == answered.count("topk") == 2
+    assert requests.count(("plain", 1)) == requests.count(("topk", 1)) == 2
     records = load_answers(tmp_path)[1]
     assert sorted((x.mode, x.id) for x in records) == [("plain", 0), ("plain", 1), ("topk", 0), ("topk", 1)]
     assert advice.speeds.tokens.tolist() == [x.tokens for x in records if x.mode == "plain"]

@@ -20,7 +20,7 @@ from hf_lossy_assist.evaluation.modes import parse_modes
 from hf_lossy_assist.heads import JudgeHead
 from hf_lossy_assist.pairs import Pair
 from tests.acceptors.table import judge_head
-from tests.evaluation.parts import DRAFT, MODES, TARGET, Numbers, Words, evaluation, folder_of
+from tests.evaluation.parts import DRAFT, TARGET, Numbers, Words, evaluation, write
 from tests.hub.server import LoopbackHub
 from tests.tiny_models import prompt, tiny
 
@@ -30,7 +30,8 @@ OTHER_HEAD = JudgeHead(HEAD.config, HEAD.weight + 0.1, HEAD.bias)
 
 @pytest.fixture(scope="module")
 def answered(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return folder_of(tmp_path_factory.mktemp("answers"), {"topk:k=3": 0.2})
+    losing = {"topk:k=3": 80}
+    return write(tmp_path_factory.mktemp("answers"), evaluation(), lambda mode, i: float(i >= losing.get(mode, 0)))
 
 
 @pytest.fixture
@@ -140,12 +141,8 @@ def test_another_run_is_refused_before_any_forward(saved: Path, changes: dict, m
 def judged(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The certificate of a rule with a head."""
     models, modes = Pair(TARGET, DRAFT, Words(), Numbers(), {"judge": HEAD}), parse_modes("plain,judge:threshold=0.5")
-    plan = Evaluation(models, modes, "plain", 100).plan()
     folder = tmp_path_factory.mktemp("judged")
-    store = AnswerStore(folder / "answers", plan)
-    for mode in plan["modes"]:
-        for i in range(100):
-            store.add(Answer(mode, i, 1.0, 8, 4, 6, 1.0, "", 2))
+    write(folder / "answers", Evaluation(models, modes, "plain", 100))
     for heads, message in (
         (None, "`heads` .* head of the rule 'judge'"), ({"judge": OTHER_HEAD}, "other weights or thresholds"),
     ):  # fmt: skip
@@ -166,12 +163,9 @@ def test_a_threshold_that_the_head_brings_is_the_tested_one(tmp_path: Path):
         Evaluation(Pair(TARGET, DRAFT, Words(), Numbers(), {"judge": head}), parse_modes("plain,judge"), "plain", 100)
         for head in (HEAD, stricter)
     )
-    store = AnswerStore(tmp_path, one.plan())
+    write(tmp_path, one)
     with pytest.raises(LossyValueError, match=r"`judge` of `modes` was .*'threshold': 0\.5.*'threshold': 0\.1"):
         AnswerStore(tmp_path, other.plan())
-    for mode in ("plain", "judge"):
-        for i in range(100):
-            store.add(Answer(mode, i, 1.0, 8, 4, 6, 1.0, "", 2))
     with pytest.raises(LossyValueError, match="other weights or thresholds"):
         calibrate(tmp_path, 10, heads={"judge": stricter})
     assert calibrate(tmp_path, 10, heads={"judge": HEAD}).rule["threshold"] == 0.5
@@ -191,10 +185,7 @@ def test_a_problem_that_is_asked_again_is_no_more_proof(tmp_path: Path):
 
     with pytest.warns(UserWarning, match="399 of the 400 prompts repeat earlier ones"):
         same = replace(evaluation(400), pair=Pair(TARGET, DRAFT, Words(), Same()))
-    store = AnswerStore(tmp_path, same.plan())
-    for mode in MODES.split(","):
-        for i in range(400):
-            store.add(Answer(mode, i, float(i % 4 > 0 or mode == "plain"), 8, 4, 6, 1.0, "", 2))
+    write(tmp_path, same, lambda mode, i: float(i % 4 > 0 or mode == "plain"))
     found = calibrate(tmp_path, 50)
     assert (found.chosen, found.problems) == (None, 1)
     assert [(each.n, each.loss) for each in found.tested if each.outcome == "not certified"] == [(1, 25.0)] * 2
@@ -283,11 +274,7 @@ def test_a_rounded_draft_is_another(saved: Path, tmp_path: Path):
     rounded = quantize_draft(copy.deepcopy(DRAFT), "int8")
     with pytest.raises(LossyValueError, match=r"its draft was changed by nothing, not by \{'draft_dtype': 'int8'\}"):
         run(saved, assistant_model=rounded)
-    own = replace(evaluation(), pair=Pair(TARGET, rounded, Words(), Numbers()))
-    store = AnswerStore(tmp_path / "answers", own.plan())
-    for mode in MODES.split(","):
-        for i in range(400):
-            store.add(Answer(mode, i, 1.0, 8, 4, 6, 1.0, "", 2))
+    write(tmp_path / "answers", replace(evaluation(), pair=Pair(TARGET, rounded, Words(), Numbers())))
     calibrate(tmp_path / "answers", 3).save(tmp_path)
     assert run(tmp_path, assistant_model=rounded) is not None
     with pytest.raises(LossyValueError, match="not by nothing"):

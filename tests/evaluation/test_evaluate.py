@@ -58,20 +58,6 @@ def whole(evaluation):
     return evaluation.result(store)
 
 
-@pytest.fixture
-def requests(monkeypatch):
-    """Labels of the modes that answer, in order, and how many prompts."""
-    asked, run = [], module.run_request
-
-    def noted(models, mode, batch, length):
-        if length > module._WARM_UP_TOKENS:
-            asked.append((mode.label, len(batch)))
-        return run(models, mode, batch, length)
-
-    monkeypatch.setattr(module, "run_request", noted)
-    return asked
-
-
 def test_scores_are_the_task_s_and_work_is_counted(whole, pair):
     assert list(whole.modes) == MODES.split(",")
     assert [(a.mode, a.id) for a in whole.answers] == [(m, i) for m in MODES.split(",") for i in range(PROBLEMS)]

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-pytest.importorskip("tomllib", reason="the command needs Python 3.11")
-
 from .compare import Change, differences, read_changes, report
 
 OLD = {

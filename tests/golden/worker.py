@@ -71,9 +71,7 @@ def twice(case: Case) -> dict[str, Any]:
 def by_repository(case: Case) -> dict[str, Any]:
     """Record one call through the ``custom_generate`` repository of the tree, with the package not enabled."""
     made = world(case.world)
-    folder = Path(hf_lossy_assist.__file__).parent / "published" / "custom-generate"
-    if not folder.is_dir():  # an older tree
-        folder = Path(hf_lossy_assist.__file__).parents[1] / "hub_cards" / "lossy-assist-generate"
+    folder = Path(hf_lossy_assist.__file__).parents[1] / "hub_cards" / "lossy-assist-generate"
     kwargs = DRAFTERS[case.drafter](made) | case.lossy | case.decoding
     torch.manual_seed(11)
     out = made.target.generate(**kwargs, custom_generate=str(folder), trust_remote_code=True)

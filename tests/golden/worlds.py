@@ -123,16 +123,6 @@ def _eager() -> World:
     return made
 
 
-def _shallow() -> World:
-    """A model whose last layer changes little, so that the first drafts well."""
-    target = ARCHITECTURES["llama"]().eval()
-    with torch.no_grad():
-        for parameter in target.model.layers[-1].parameters():
-            if parameter.dim() > 1:
-                parameter *= 0.3
-    return World(target, target, {1: _prompts(LENGTHS[:1]), 3: _prompts(LENGTHS)})
-
-
 def _half(*roles: str) -> World:
     made = _tiny("llama")
     for role in roles:
@@ -211,7 +201,6 @@ def _next_tokens() -> World:
 _MADE: Mapping[str, Callable[[], World]] = {
     "arithmetic": _arithmetic,
     "llama-eager": _eager,
-    "shallow": _shallow,
     "words": _words,
     "smaller": lambda: _resized(-9),
     "larger": lambda: _resized(7),

@@ -59,9 +59,6 @@ class Checksum(Task):
             return None
         return str(sum(number for number in numbers if number % 3 == 0) % self.modulus)
 
-    def equivalent(self, a: str | None, b: str | None) -> bool:
-        return a is not None and a == b
-
 
 class Letters(Checksum):
     """Short questions whose answer is how many letters a response has, modulo something; any response has one."""
