@@ -42,9 +42,9 @@ class BlockLossless(Acceptor):
         return kept.flip(-1).cumsum(-1).flip(-1) > 0  # whatever comes before a kept token stays too
 
     def correction(self, v: Verification, at: Tensor) -> Tensor:
-        rows = torch.arange(len(at), device=at.device)
+        p, q = v.p_and_q(at)
         before = pad(self.stays[:, :-1], (1, 0), value=1.0)
-        return residual(before[rows, at, None] * v.p[rows, at], v.q[rows, at])
+        return residual(before.gather(-1, at[:, None]) * p, q)
 
     def quantities(self, v: Verification) -> Mapping[str, Tensor]:
         return {"p/q": v.ratio, "P(stays)": self.stays, "h": self._thresholds(v), "u": v.u}

@@ -57,8 +57,8 @@ class Cactus(Acceptor):
     def correction(self, v: Verification, at: Tensor) -> Tensor:
         if not v.do_sample:
             return v.target_distribution(at)
-        rows = torch.arange(len(at), device=at.device)
-        p, q, x = v.p[rows, at], v.q[rows, at], v.tokens.gather(-1, at[:, None])
+        p, q = v.p_and_q(at)
+        x = v.tokens.gather(-1, at[:, None])
         p_x = p.gather(-1, x)
         h_x = self._raised(p_x)
         h = (p * ((1 - h_x) / (1 - p_x).clamp(min=torch.finfo(p.dtype).tiny))).scatter(-1, x, h_x)

@@ -60,5 +60,5 @@ class Ensemble(Acceptor):
     def correction(self, v: Verification, at: Tensor) -> Tensor:
         if v.do_sample or self.weight == 1:
             return v.residual_distribution(at)
-        rows = torch.arange(len(at), device=at.device)
-        return self.weight * v.p[rows, at] + (1 - self.weight) * v.q[rows, at]
+        p, q = v.p_and_q(at)
+        return self.weight * p + (1 - self.weight) * q

@@ -53,5 +53,5 @@ class Lenience(Acceptor):
     def correction(self, v: Verification, at: Tensor) -> Tensor:
         if not v.do_sample:
             return v.target_distribution(at)
-        rows = torch.arange(len(at), device=at.device)
-        return residual(v.p[rows, at], self.factor * v.q[rows, at])
+        p, q = v.p_and_q(at)
+        return residual(p, self.factor * q)

@@ -251,11 +251,12 @@ class Verification:
 
     def residual_distribution(self, at: Tensor) -> Tensor:
         """Return ``(B, V)`` the lossless correction at one drafted position per row."""
-        p = self.target_distribution(at)
-        if not self.do_sample:
-            return p
+        return residual(*self.p_and_q(at)) if self.do_sample else self.target_distribution(at)
+
+    def p_and_q(self, at: Tensor) -> tuple[Tensor, Tensor]:
+        """Return ``(B, V)`` p and q at one drafted position per row."""
         rows = torch.arange(len(at), device=at.device)
-        return residual(p, self.proposed(at) if self.draft_logits is None else self.q[rows, at])
+        return self.p[rows, at], self.proposed(at) if self.draft_logits is None else self.q[rows, at]
 
     def proposed(self, at: Tensor) -> Tensor:
         """Return ``(B, V)`` 1 at the tokens drafted at one position per row, and 0 elsewhere."""
