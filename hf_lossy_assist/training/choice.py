@@ -9,14 +9,15 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
 from itertools import accumulate
+from typing import Annotated
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from ..core.distributions import MIX, STEP, mixed, shifted
-from ..errors import LossyValueError
 from ..models.reading import CachedText, grouped, read_text
+from ..values import POSITIVE, Checked
 
 Ids = tuple[int, ...]
 """The ids of a text's tokens."""
@@ -42,7 +43,7 @@ class Choice:
 
 
 @dataclass(frozen=True)
-class GumbelMax(Choice):
+class GumbelMax(Checked, Choice):
     """``argmax_i log P(i | prefix) + Gumbel(seed, prefix)_i``: a draw from P that depends on seed and prefix alone.
 
     Garipov et al. 2025 (AutoJudge), appendix A. P is the softmax of the logits divided by the temperature. After equal
@@ -50,11 +51,7 @@ class GumbelMax(Choice):
     """
 
     seed: int
-    temperature: float = 1.0
-
-    def __post_init__(self) -> None:
-        if not self.temperature > 0:
-            raise LossyValueError(f"`temperature` has to be a number > 0, but is {self.temperature}")
+    temperature: Annotated[float, POSITIVE] = 1.0
 
     def context(self, ids: Iterable[int]) -> int:
         return reduce(self.extend, ids, _mix((self.seed + STEP) & _MASK))

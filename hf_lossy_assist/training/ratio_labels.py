@@ -37,11 +37,6 @@ class Continuation:
     authors: tuple[str, ...]
     salt: int
 
-    @property
-    def key(self) -> Ids:
-        """What the first draw depends on."""
-        return (self.salt, *self.prompt)
-
     def turns(self, n: int) -> list[str]:
         """Return the author of each of the first ``n`` tokens."""
         rng = random.Random(f"{self.salt}/{self.prompt}")
@@ -65,15 +60,14 @@ def write_all(
     ``known`` has what each model remembers of every prompt but for its last token.
     """
     ids = [list(continuation.prompt) for continuation in continuations]
-    contexts = [choice.context(continuation.key) for continuation in continuations]
+    contexts = [choice.context((one.salt, *one.prompt)) for one in continuations]
     turns = [continuation.turns(limits.max_new_tokens) for continuation in continuations]
     rows: dict[str, RowBatch] = {}
     for role, model in models.items():
-        # The first step reads the last token.
-        texts = {i: one.prompt for i, one in enumerate(continuations) if role in one.authors}
         rows[role] = RowBatch(model)
-        for i, prompt in texts.items():
-            rows[role].put(i, known[role][prompt], len(prompt) - 1)
+        for i, one in enumerate(continuations):
+            if role in one.authors:  # the first step reads the last token
+                rows[role].put(i, known[role][one.prompt], len(one.prompt) - 1)
     unfinished = list(range(len(continuations)))
     for t in range(limits.max_new_tokens):
         if not unfinished:
