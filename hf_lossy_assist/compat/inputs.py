@@ -26,6 +26,9 @@ WHOLE_OUTPUTS = ("output_hidden_states", "output_attentions")
 WITH_TOKENS = TEXT_INPUTS.union(CACHE_NAMES, WHOLE_OUTPUTS)
 """All that a model which reads only tokens may be given with them, a cache by any of its names."""
 
+ROUTING = "output_router_logits"
+"""An option that asks a forward for what ``generate()`` does not return."""
+
 _CROSS_MASKS = ("cross_attention_mask", "image_attention_mask")
 _TYPES = ("token_type_ids", "mm_token_type_ids")
 _IN_LINE_WITH_IDS = ("attention_mask", "position_ids", *_TYPES)
@@ -42,6 +45,12 @@ def ending_tokens(config: GenerationConfig) -> frozenset[int]:
     return frozenset() if tokens is None else frozenset(torch.as_tensor(tokens).flatten().tolist())
 
 
+def without_loss(model: PreTrainedModel) -> dict[str, Any]:
+    """Return the input that turns off a loss of experts, which reads a mask as long as the forward, if one is on."""
+    config = model.config.get_text_config(decoder=True)
+    return {ROUTING: False} if getattr(config, ROUTING, False) else {}
+
+
 class ForwardInputs:
     """Makes the inputs of a target's forwards from what ``generate()`` carries between them.
 
@@ -51,6 +60,7 @@ class ForwardInputs:
     def __init__(self, model: PreTrainedModel) -> None:
         self.model = model
         self.with_encoder = model.config.is_encoder_decoder
+        self._more = without_loss(model)
         prefix = "decoder_" if self.with_encoder else ""
         self._ids = f"{prefix}input_ids"
         self._mask, self._positions = f"{prefix}attention_mask", f"{prefix}position_ids"
@@ -66,7 +76,7 @@ class ForwardInputs:
         The text is ``longer`` than mask, positions and types in ``carried``, in tokens. Logits are computed for the
         last ``keep`` positions. ``first`` marks a run's first forward.
         """
-        kwargs = dict(carried)
+        kwargs = carried | self._more
         mask = kwargs.get(self._mask)
         for name in _CROSS_MASKS:
             if (values := kwargs.get(name)) is not None:
@@ -173,7 +183,7 @@ class PlainForwardInputs(ForwardInputs):
     def of_text(
         self, text: Tensor, carried: dict[str, Any], seen: int, longer: int, keep: int, first: bool
     ) -> dict[str, Any]:
-        inputs, tokens = dict(carried), text.narrow(1, seen, text.shape[1] - seen)
+        inputs, tokens = carried | self._more, text.narrow(1, seen, text.shape[1] - seen)
         if (mask := carried.get(self._mask)) is not None:
             inputs[self._mask] = self._line(self._mask, mask).between(0, mask.shape[-1] + longer)
         if (positions := carried.get(self._positions)) is not None:

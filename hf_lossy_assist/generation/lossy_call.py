@@ -16,6 +16,7 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
 
 from ..compat.caches import attention_windows, cache_of, ready_for_rollback
+from ..compat.inputs import ROUTING
 from ..compat.models import device_of, obstacle_in_adapter, replaces, replaces_decoding, shared_seed, unwrap
 from ..compat.multimodal import ENCODED, PreparedInputs, other_inputs, prepared_inputs, reads_by_column
 from ..compat.positions import FrequencySwitch, frequency_switch, learned_positions, positions_ahead
@@ -140,7 +141,7 @@ class LossyCall:
     ) -> tuple[Tensor | GenerateLossyOutput, LossyStats]:
         """Run the loop on the call that ``generate()`` has prepared."""
         tokenizer = model_kwargs.pop("tokenizer", None)
-        for name in ("inputs_tensor", "assistant_model", "assistant_tokenizer"):
+        for name in ("inputs_tensor", "assistant_model", "assistant_tokenizer", ROUTING):
             model_kwargs.pop(name, None)
         if not model_kwargs.get(ENCODED):  # transformers hands it on where there was nothing to encode, too
             model_kwargs.pop(ENCODED, None)

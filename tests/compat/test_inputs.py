@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from transformers import DynamicCache
@@ -10,7 +12,9 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from hf_lossy_assist.compat.caches import CACHE
 from hf_lossy_assist.compat.inputs import ForwardInputs, PlainForwardInputs, forward_inputs
-from tests.tiny_models import prompt, tiny
+from tests.architectures import family
+from tests.parity import assert_lossless
+from tests.tiny_models import noisy_copy, prompt, prompts, tiny
 
 KINDS = (ForwardInputs, PlainForwardInputs)
 MASKS = {"none": None, "padded": torch.tensor([[0, 0, 1, 1, 1, 1, 1]])}
@@ -108,3 +112,20 @@ def test_a_model_that_prepares_otherwise_does():
     model = tiny()
     model.__class__ = Otherwise
     assert type(forward_inputs(model, prompt(7), carried())) is ForwardInputs
+
+
+TREE = {"lossy_config": {"tree": {"depth": 3, "top_k": 2, "nodes": 6}}}
+
+
+@pytest.mark.parametrize("keyword", [False, True], ids=["configuration", "keyword"])
+@pytest.mark.parametrize(
+    ("rows", "drafting", "more"),
+    [(1, {}, {}), (1, TREE, {}), (1, TREE, {"cache_implementation": "static"}), (3, {}, {"eos_token_id": [5, 9]})],
+    ids=["one", "tree", "tree, static", "batch"],
+)
+def test_a_loss_of_experts_does_not_read_our_masks(rows: int, drafting: dict, more: dict, keyword: bool):
+    target = copy.deepcopy(family("mixtral")[0])
+    target.config.output_router_logits = not keyword
+    call = {"inputs": prompts(rows), "max_new_tokens": 12, "pad_token_id": 0} | more
+    call |= {"output_router_logits": True} if keyword else {}
+    assert_lossless(target, {"assistant_model": noisy_copy(target, 0.05)} | drafting, **call)

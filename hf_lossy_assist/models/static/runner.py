@@ -14,6 +14,7 @@ from torch.nn.functional import pad
 from transformers import PreTrainedModel
 
 from ...compat.caches import cache_name, new_cache
+from ...compat.inputs import without_loss
 from ...core.distributions import Randomness
 from ...core.texts import GrowingTensor, RowShift, counting, ones
 from ..runner import Nodes, WholeTokens
@@ -46,6 +47,7 @@ class StaticCacheRunner(FixedRunner):
         self.last_position = None if last_position is None else last_position.to(self.device)
         self.reads, self.returns_states = reads, bool(reads)
         self._cache_name = cache_name(model)
+        self._more = without_loss(model)
         self.carried = {**carried, self._cache_name: slot.cache}
         self.copies_cache = False  # whether the caller gets a dynamic copy of the cache in the end
         self._eager = model if slot.rows == 1 and not reads else self.fixed.around(self.body(model, False, True))
@@ -169,6 +171,7 @@ class StaticCacheRunner(FixedRunner):
             waits=waits,
             use_cache=True,
             **{self._cache_name: self.slot.cache},
+            **self._more,
         )
 
     def _keep_path(self, start: int, columns: Tensor) -> None:
@@ -210,6 +213,7 @@ class StaticCacheRunner(FixedRunner):
             self._cache_name: self.slot.cache,
             "use_cache": True,
             "logits_to_keep": self._last_of(count, keep) if extra else keep,
+            **self._more,
         }
 
     def _last_of(self, count: int, keep: int) -> Tensor:
