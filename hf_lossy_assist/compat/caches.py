@@ -39,11 +39,12 @@ class FixedLayer(DynamicLayer):
         return
 
 
-def new_cache(model: PreTrainedModel, like: Cache | None = None) -> Cache:
+def new_cache(model: PreTrainedModel, like: Cache | None = None, prompt: int | None = None) -> Cache:
     """Return an empty cache for ``model`` that can be rolled back after any number of forwards.
 
-    It is offloaded if ``like`` is. Sliding-window layers keep all tokens, since not every version can roll them back
-    over several forwards; the attention mask applies the window. Recurrent states need :class:`CacheSnapshot`.
+    It is offloaded if ``like`` is; ``prompt`` is as in :func:`ready_for_rollback`. Sliding-window layers keep all
+    tokens, since not every version can roll them back over several forwards; the attention mask applies the window.
+    Recurrent states need :class:`CacheSnapshot`.
     """
     offloading = like is not None and is_offloaded_cache(like)
     cache = DynamicCache(config=model.config.get_text_config(decoder=True), offloading=offloading)
@@ -52,7 +53,7 @@ def new_cache(model: PreTrainedModel, like: Cache | None = None) -> Cache:
             if type(layer) is _caches.DynamicSlidingWindowLayer:
                 cache.layers[i] = DynamicLayer()
                 cache.layers[i].sliding_window = layer.sliding_window  # see `attention_windows`
-        ready_for_rollback(model, cache)
+        ready_for_rollback(model, cache, prompt)
         cache.activate_past_recording()
     return EncoderDecoderCache(cache, DynamicCache()) if model.config.is_encoder_decoder else cache
 
@@ -107,8 +108,14 @@ def tokens_in(cache: Cache | None) -> int:
     return 0
 
 
-def ready_for_rollback(model: PreTrainedModel, cache: Any) -> None:
-    """Let the layers of a dynamic cache that attend to images keep their keys when the text is rolled back."""
+def ready_for_rollback(model: PreTrainedModel, cache: Any, prompt: int | None = None) -> None:
+    """Let the layers of a dynamic cache that attend to images keep their keys when the text is rolled back.
+
+    Those that keep a prompt whole are told the ``prompt``'s length: else they would keep a draft behind it, too.
+    """
+    for layer in getattr(cache, "layers", ()) if prompt is not None else ():
+        if hasattr(layer, "set_prefill_length"):
+            layer.set_prefill_length(prompt)
     looking = getattr(model.config.get_text_config(decoder=True), "cross_attention_layers", None) or ()
     for i in looking if isinstance(cache, DynamicCache) else ():
         if i < len(cache.layers) and type(cache.layers[i]) is DynamicLayer:

@@ -235,11 +235,11 @@ class _Reading:
     def moves(self) -> bool:
         """Tell whether the row may move to other columns; it stays there."""
         self.snapshot.restore(self.cache)
-        for layer in self.cache.layers:
-            if isinstance(layer, DynamicLayer) and layer.is_initialized:
-                layer.keys, layer.values = (pad(x, (0, 0, _PADDING, 0)) for x in (layer.keys, layer.values))
         self.start, self.ids, self.mask = self.start + _PADDING, *(pad(x, (_PADDING, 0)) for x in (self.ids, self.mask))
         try:
+            for layer in self.cache.layers:
+                if isinstance(layer, DynamicLayer) and layer.is_initialized:
+                    layer.keys, layer.values = (pad(x, (0, 0, _PADDING, 0)) for x in (layer.keys, layer.values))
             return self.is_like(self._logits(self.ids, self.start))
         except Exception:
             return False

@@ -159,7 +159,7 @@ class LossyCall:
             synced_gpus=synced_gpus,
             inspected=self.config.inspect,
         )
-        ready_for_rollback(self.model, call.cache)
+        ready_for_rollback(self.model, call.cache, input_ids.shape[1])
         check_prepared(self.config, self.kind, call)
         check_mode(self.config, generation_config.do_sample, self.kind.longest)
         if self.config.certificate is not None:

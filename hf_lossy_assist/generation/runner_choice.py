@@ -170,7 +170,7 @@ class _RunnerChoice:
                 raise LossyUnsupportedError(
                     f"`{CACHE}` is a static cache, but {obstacle}; pass a DynamicCache, or leave it out"
                 )
-            call.inputs[cache_name(model)] = new_cache(model, like=cache) if given else cache
+            call.inputs[cache_name(model)] = new_cache(model, cache, call.ids.shape[1]) if given else cache
             if asked:
                 _say(given, obstacle)
             return None

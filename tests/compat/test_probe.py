@@ -8,7 +8,7 @@ from functools import partial
 
 import pytest
 import torch
-from transformers import CONFIG_MAPPING, PreTrainedModel, StaticCache
+from transformers import CONFIG_MAPPING, AutoModelForImageTextToText, PreTrainedModel, StaticCache
 
 from hf_lossy_assist import LossyError, prepack, quantize_draft
 from hf_lossy_assist.compat.caches import CACHE
@@ -21,11 +21,11 @@ from tests.trial.drawing import attempt
 LOOKUP = {"prompt_lookup_num_tokens": 3, "lossy_mode": "lossless", "max_new_tokens": 8, "pad_token_id": 0}
 
 
-def known(name: str) -> PreTrainedModel:
+def known(name: str, **more) -> PreTrainedModel:
     """Return a model of an architecture that this version of transformers has."""
     if name.split()[0] not in CONFIG_MAPPING:
         pytest.skip("this version has no such architecture")
-    return made(name)
+    return made(name, **more)
 
 
 def assert_refused(name: str, *said: str, **inputs) -> None:
@@ -60,6 +60,14 @@ def test_the_same_model_without_the_loops():
 @pytest.mark.parametrize("name", ["deepseek_v4", "minimax_m3_vl_text"])
 def test_padding_that_a_model_does_not_bear(name: str):
     assert_refused(name, "`attention_mask` has padding", "without padding", **padded((3, 9)))
+
+
+@pytest.mark.parametrize("more", [{}, {"cache_implementation": "static"}, {"prefill_chunk_size": 5}], ids=str)
+def test_a_prompt_that_layers_keep_whole(more: dict):
+    """Unlimited-OCR's windows are over what follows the prompt, so a draft behind it is no part of the prompt."""
+    target = known("unlimited_ocr", auto=AutoModelForImageTextToText).float()
+    drafting = {"assistant_model": noisy_copy(target), "num_assistant_tokens": 3}
+    assert_lossless(target, drafting, inputs=prompt(17), max_new_tokens=24, eos_token_id=None, **more)
 
 
 @pytest.mark.parametrize(
