@@ -63,7 +63,7 @@ def evaluate(
             batch_size=batch_size, prompt_lookup_num_tokens=lookup, max_new_tokens=max_new_tokens,
             seed=decoding.seed or 0, out=out,
         )  # fmt: skip
-    if result.is_whole or out is None:
+    if result.is_whole:
         for one in result.tables:
             screen.print(one)
         screen.print("\n".join(result.verdict), highlight=False)
