@@ -16,8 +16,9 @@ from hf_lossy_assist.compat.probe import ask
 from tests.acceptors.fixtures import verifier_head as verifier_for
 from tests.acceptors.table import judge_head
 from tests.forking import fork_module
-from tests.parity import assert_same_rows
+from tests.parity import assert_lossless
 from tests.tiny_models import noisy_copy, padded, prompt, tiny
+from tests.trial.drawing import counted
 
 GREEDY = {"do_sample": False, "max_new_tokens": 24, "eos_token_id": None, "return_dict_in_generate": True}
 
@@ -50,15 +51,10 @@ def loads_of(module) -> list[int]:
 
 @pytest.mark.parametrize(("how", "inputs"), [("cpu", padded()), ("disk", {"input_ids": prompt()}), ("map", padded())])
 def test_offloaded_targets_and_drafts(how: str, inputs, tmp_path: Path):
-    plain = tiny().generate(**inputs, **GREEDY, output_logits=True)
     target, draft = placed(how, tmp_path / "target"), noisy_copy(tiny(), 0.01)
-    ours = target.generate(**inputs, **GREEDY, assistant_model=draft, lossy_mode="lossless")
-    assert_same_rows(ours.sequences, plain)
+    _, ours = assert_lossless(target, {"assistant_model": draft}, **inputs, **GREEDY)
     assert ours.lossy_stats.accepted > 0
-    swapped = tiny().generate(
-        **inputs, **GREEDY, assistant_model=placed(how, tmp_path / "draft"), lossy_mode="lossless"
-    )
-    assert_same_rows(swapped.sequences, plain)
+    _, swapped = assert_lossless(tiny(), {"assistant_model": placed(how, tmp_path / "draft")}, **inputs, **GREEDY)
     assert swapped.lossy_stats.acceptance_rate == 1
 
 
@@ -126,9 +122,7 @@ def test_adapters_on_both(inputs):
         return peft.get_peft_model(copy.deepcopy(model), config).eval()
 
     target, draft = adapted(tiny(), 0), adapted(tiny(), 0)
-    plain = target.generate(**inputs, **GREEDY, output_logits=True)
-    ours = target.generate(**inputs, **GREEDY, assistant_model=draft, lossy_mode="lossless")
-    assert_same_rows(ours.sequences, plain)
+    _, ours = assert_lossless(target, {"assistant_model": draft}, **inputs, **GREEDY)
     assert ours.lossy_stats.acceptance_rate == 1, "the draft has its adapter too"
     other = target.generate(**inputs, **GREEDY, assistant_model=adapted(tiny(), 1), lossy_mode="dropmatch")
     assert len(other.lossy_stats.rows[0].trace) == 24
@@ -144,12 +138,10 @@ def test_adapters_that_learn_prompts_are_refused(kind: str, who: str):
     config = getattr(peft, kind)(task_type="CAUSAL_LM", num_virtual_tokens=3)
     models[who] = peft.get_peft_model(models[who], config).eval()
     target, inputs = models["target"], {"input_ids": prompt(), "attention_mask": torch.ones_like(prompt())}
-    calls = []
-    handle = models[who].register_forward_pre_hook(lambda *args: calls.append(args))
-    with enabled(target), pytest.raises(LossyUnsupportedError, match=r"learns prompts.*LoRA"):
+    refused = pytest.raises(LossyUnsupportedError, match=r"learns prompts.*LoRA")
+    with counted(models[who]) as forwards, enabled(target), refused:
         target.generate(**inputs, max_new_tokens=4, assistant_model=models["draft"], lossy_mode="lossless")
-    handle.remove()
-    assert not calls
+    assert not forwards
 
 
 def test_quantised_weights():
@@ -160,9 +152,7 @@ def test_quantised_weights():
     for model in (target, draft):
         quantize_(model, Int8WeightOnlyConfig())
     assert type(target.model.layers[0].mlp.up_proj.weight) is not torch.nn.Parameter
-    plain = target.generate(input_ids=prompt(), **GREEDY, output_logits=True)
-    ours = target.generate(input_ids=prompt(), **GREEDY, assistant_model=draft, lossy_mode="lossless")
-    assert_same_rows(ours.sequences, plain)
+    assert_lossless(target, {"assistant_model": draft}, input_ids=prompt(), **GREEDY)
     out = target.generate(input_ids=prompt(), **GREEDY, assistant_model=draft, lossy_mode="dropmatch")
     assert out.lossy_stats.accepted > 0
 

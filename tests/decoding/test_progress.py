@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from transformers import (
-    StoppingCriteria,
-)
+from transformers import StoppingCriteria
 
 from tests.encoder_decoders import made
 from tests.tiny_models import VOCAB, noisy_copy, tiny
@@ -67,12 +66,33 @@ def inputs(rows: int = 3) -> dict[str, torch.Tensor]:
 
 
 CRITERIA = {
-    "counts calls": lambda: After(),
-    "remembers rows": lambda: Remembering(set(range(8, 30)), 3),
-    "ends rows apart": lambda: Uneven([7, 25, 12]),
-    "after others have ended": lambda: Uneven([3, NEW, NEW]),
+    "counts calls": lambda rows: After(),
+    "remembers rows": lambda rows: Remembering(set(range(8, 30)), rows),
+    "ends rows apart": lambda rows: Uneven([7, 25, 12][:rows]),
+    "after others have ended": lambda rows: Uneven([3, NEW, NEW][:rows]),
 }
 ENDS = {"with an end of text": {"eos_token_id": [5, 11]}, "without one": {"eos_token_id": None}}
+
+
+def plain_and_ours(
+    target, lossy: dict[str, Any], new: Callable[[int], StoppingCriteria], call: dict[str, Any]
+) -> list[tuple[Any, StoppingCriteria]]:
+    """Return outputs of the same greedy text, of the target alone and of ours, each with its own criterion."""
+    found = []
+    rows = len(call["input_ids"])
+    for fields in ({}, lossy):
+        out = target.generate(
+            **call, **fields, max_new_tokens=NEW, do_sample=False, stopping_criteria=[criterion := new(rows)],
+            return_dict_in_generate=True,
+        )  # fmt: skip
+        found.append((out, criterion))
+    (plain, _), (ours, _) = found
+    assert plain.sequences.tolist() == ours.sequences.tolist()
+    return found
+
+
+def lossless(draft, **more: Any) -> dict[str, Any]:
+    return {"assistant_model": draft, "lossy_mode": "lossless", **more}
 
 
 @pytest.mark.parametrize("ends", ENDS)
@@ -80,62 +100,47 @@ ENDS = {"with an end of text": {"eos_token_id": [5, 11]}, "without one": {"eos_t
 @pytest.mark.parametrize("rows", [3, 1])
 def test_a_criterion_with_a_state_sees_what_it_sees_in_plain_generate(name: str, ends: str, rows: int):
     """Greedily: calls, what they are shown, and texts are those of the target alone."""
-    if rows == 1 and name == "remembers rows":
-        pytest.skip("remembers three rows")
-    texts, criteria = [], []
-    for speculative in ({}, {"assistant_model": DRAFT, "lossy_mode": "lossless", "num_assistant_tokens": 6}):
-        criterion = CRITERIA[name]()
-        if isinstance(criterion, Uneven):
-            criterion.calls = criterion.calls[:rows]
-        texts.append(
-            TARGET.generate(
-                **inputs(rows), **ENDS[ends], **speculative, max_new_tokens=NEW, do_sample=False,
-                stopping_criteria=[criterion], output_scores=True, return_dict_in_generate=True,
-            )
-        )  # fmt: skip
-        criteria.append(criterion)
-    assert texts[0].sequences.tolist() == texts[1].sequences.tolist()
-    assert len(texts[1].scores) == len(texts[0].scores)
-    stats = texts[1].lossy_stats
+    drafting = lossless(DRAFT, num_assistant_tokens=6)
+    call = {**inputs(rows), **ENDS[ends], "output_scores": True}
+    (alone, plain), (out, ours) = plain_and_ours(TARGET, drafting, CRITERIA[name], call)
+    assert len(alone.scores) == len(out.scores)
+    stats = out.lossy_stats
     assert stats.accepted > (0 if rows == 1 else 4)
     for row in stats.rows:
-        assert len(row.trace) <= texts[1].sequences.shape[1] - 9
+        assert len(row.trace) <= out.sequences.shape[1] - 9
         assert sum(row.accepted_histogram) == row.rounds
         assert row.accepted + row.corrected + row.bonus == len(row.trace)
-    if isinstance(criteria[0], Uneven):
-        assert criteria[0].scores == criteria[1].scores
-        assert [x.tolist() for x in criteria[0].shown] == [x.tolist() for x in criteria[1].shown]
+    if isinstance(plain, Uneven):
+        assert plain.scores == ours.scores
+        assert [x.tolist() for x in plain.shown] == [x.tolist() for x in ours.shown]
+
+
+@pytest.fixture(scope="module")
+def questions(pair) -> dict[str, torch.Tensor]:
+    prompts = [example.prompt for example in pair.task.examples("test", 3)]
+    return dict(pair.tokenizer(prompts, return_tensors="pt", padding=True, padding_side="left"))
+
+
+def running_ahead(pair, threshold: float) -> dict[str, Any]:
+    return {
+        "assistant_model": pair.draft, "lossy_mode": "sprinter", "lossy_head": pair.heads["verifier"],
+        "lossy_config": {"threshold": threshold},
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", CRITERIA)
-def test_the_same_for_a_rule_that_runs_ahead(name: str, pair):
+def test_the_same_for_a_rule_that_runs_ahead(name: str, pair, questions):
     """With a threshold of 1 nothing is unverified, so that it is lossless; the loop is the same."""
-    texts = []
-    prompts = [example.prompt for example in pair.task.examples("test", 3)]
-    batch = pair.tokenizer(prompts, return_tensors="pt", padding=True, padding_side="left")
-    for threshold in (None, 1.0):
-        mode = {} if threshold is None else {
-            "assistant_model": pair.draft, "lossy_mode": "sprinter", "lossy_head": pair.heads["verifier"],
-            "lossy_config": {"threshold": threshold},
-        }  # fmt: skip
-        texts.append(
-            pair.target.generate(
-                **batch, **mode, max_new_tokens=NEW, do_sample=False, stopping_criteria=[CRITERIA[name]()]
-            )
-        )
-    assert texts[0].tolist() == texts[1].tolist()
+    plain_and_ours(pair.target, running_ahead(pair, 1.0), CRITERIA[name], questions)
 
 
-def test_unverified_tokens_are_cut_back_too(pair):
+def test_unverified_tokens_are_cut_back_too(pair, questions):
     """Tokens that no target has seen end at the same position of every row."""
-    prompts = [example.prompt for example in pair.task.examples("test", 3)]
-    batch = pair.tokenizer(prompts, return_tensors="pt", padding=True, padding_side="left")
     out = pair.target.generate(
-        **batch, assistant_model=pair.draft, lossy_mode="sprinter", lossy_head=pair.heads["verifier"],
-        lossy_config={"threshold": 0.3}, max_new_tokens=NEW, stopping_criteria=[After(20)], do_sample=False,
+        **questions, **running_ahead(pair, 0.3), max_new_tokens=NEW, stopping_criteria=[After(20)], do_sample=False,
         return_dict_in_generate=True,
     )  # fmt: skip
-    assert out.sequences.shape[1] - batch["input_ids"].shape[1] == 20
+    assert out.sequences.shape[1] - questions["input_ids"].shape[1] == 20
     assert [len(row.trace) for row in out.lossy_stats.rows] == [20, 20, 20]
     assert out.lossy_stats.unverified > 10
     for row in out.lossy_stats.rows:
@@ -145,14 +150,7 @@ def test_unverified_tokens_are_cut_back_too(pair):
 @pytest.mark.parametrize("name", CRITERIA)
 def test_the_same_where_rows_are_decoded_one_by_one(name: str):
     target = made("t5")
-    texts = []
-    for speculative in ({}, {"assistant_model": noisy_copy(target, 0.01), "lossy_mode": "lossless"}):
-        texts.append(
-            target.generate(
-                **inputs(), **speculative, max_new_tokens=NEW, do_sample=False, stopping_criteria=[CRITERIA[name]()]
-            )
-        )
-    assert texts[0].tolist() == texts[1].tolist()
+    plain_and_ours(target, lossless(noisy_copy(target, 0.01)), CRITERIA[name], inputs())
 
 
 class Sure(StoppingCriteria):
@@ -164,24 +162,19 @@ class Sure(StoppingCriteria):
 
 def test_a_criterion_sees_the_scores_of_all_rows_that_are_decoded_one_by_one():
     target = made("t5")
-    texts = [
-        target.generate(
-            **inputs(), **speculative, max_new_tokens=NEW, do_sample=False, stopping_criteria=[Sure()],
-            output_scores=True, return_dict_in_generate=True, eos_token_id=[5, 9],
-        ).sequences.tolist()
-        for speculative in ({}, {"assistant_model": noisy_copy(target, 0.01), "lossy_mode": "lossless"})
-    ]  # fmt: skip
-    assert texts[0] == texts[1]
-    assert len({row.index(0, 1) if 0 in row[1:] else NEW for row in texts[0]}) > 1
+    drafting = lossless(noisy_copy(target, 0.01))
+    call = {**inputs(), "eos_token_id": [5, 9], "output_scores": True}
+    (plain, _), _ = plain_and_ours(target, drafting, lambda rows: Sure(), call)
+    texts = plain.sequences.tolist()
+    assert len({row.index(0, 1) if 0 in row[1:] else NEW for row in texts}) > 1
 
 
 def test_rows_that_are_decoded_one_by_one_share_the_time(monkeypatch):
     target, ticks = made("t5"), [0.0]
-    draft = noisy_copy(target, 0.01)
+    drafting = lossless(noisy_copy(target, 0.01), num_assistant_tokens=1)
     monkeypatch.setattr(time, "time", lambda: ticks[0])
     target.register_forward_pre_hook(lambda *_: ticks.__setitem__(0, ticks[0] + 1))
     out = target.generate(
-        **inputs(), assistant_model=draft, lossy_mode="lossless", num_assistant_tokens=1,
-        do_sample=False, max_new_tokens=NEW, max_time=8.5, return_dict_in_generate=True,
+        **inputs(), **drafting, do_sample=False, max_new_tokens=NEW, max_time=8.5, return_dict_in_generate=True,
     )  # fmt: skip
     assert sorted(row.rounds for row in out.lossy_stats.rows) == [3, 3, 4]

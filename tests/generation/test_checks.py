@@ -28,6 +28,7 @@ from tests.acceptors.table import judge_head
 from tests.chains import Generating
 from tests.encoder_decoders import made
 from tests.tiny_models import VOCAB, LlamaConfig, LlamaForCausalLM, constant, noisy_copy, padded, prompt, resized, tiny
+from tests.trial.drawing import counted
 
 TARGET = tiny("llama")
 TARGET.config.num_mtp_layers = 1  # without layers; or `use_mtp` would be refused by itself
@@ -163,16 +164,8 @@ def test_refused_before_any_forward(case: str):
     change, needles = CASES[case]
     kwargs = {"input_ids": prompt(), "assistant_model": DRAFT, "lossy_mode": "lossless", "max_new_tokens": 4}
     kwargs = {key: value for key, value in (kwargs | change).items() if value is not ...}
-    forwards = []
-    handles = [
-        model.register_forward_pre_hook(lambda *_: forwards.append(1)) for model in (TARGET, DRAFT, OTHER_VOCABULARY)
-    ]
-    try:
-        with pytest.raises(LossyError) as error:
-            TARGET.generate(**kwargs)
-    finally:
-        for handle in handles:
-            handle.remove()
+    with counted(TARGET, DRAFT, OTHER_VOCABULARY) as forwards, pytest.raises(LossyError) as error:
+        TARGET.generate(**kwargs)
     assert isinstance(error.value, ValueError)
     for needle in needles:
         assert needle in str(error.value)
@@ -182,12 +175,8 @@ def test_refused_before_any_forward(case: str):
 def test_a_cache_without_a_part_for_the_encoder_is_refused():
     """With a T5, even plain `generate()` then writes another text than with an empty cache of two parts."""
     target = made("t5")
-    kwargs = {
-        "input_ids": prompt(7),
-        "assistant_model": noisy_copy(target),
-        "lossy_mode": "lossless",
-        "max_new_tokens": 8,
-    }
+    drafting = {"assistant_model": noisy_copy(target), "lossy_mode": "lossless"}
+    kwargs = {"input_ids": prompt(7), "max_new_tokens": 8, **drafting}
     both = {CACHE: EncoderDecoderCache(DynamicCache(), DynamicCache())}
     with pytest.raises(LossyUnsupportedError, match=r"DynamicCache alone would mix .*pass an EncoderDecoderCache"):
         target.generate(**kwargs, **{CACHE: DynamicCache()})
@@ -235,15 +224,10 @@ def test_a_head_that_is_never_called_is_reported():
         def get_output_embeddings(self):
             return torch.nn.Identity()
 
-    model = constant([0.5, 0.3, 0.2])
+    model, draft = constant([0.5, 0.3, 0.2]), constant([0.5, 0.3, 0.2])
     model.__class__ = Bypassing
     with pytest.raises(LossyError, match="output embeddings"):
-        model.generate(
-            input_ids=torch.tensor([[1]]),
-            assistant_model=constant([0.5, 0.3, 0.2]),
-            lossy_mode="dropmatch",
-            max_new_tokens=4,
-        )
+        model.generate(torch.tensor([[1]]), assistant_model=draft, lossy_mode="dropmatch", max_new_tokens=4)
 
 
 def test_ears_warns_once_that_greedy_decoding_has_no_threshold():

@@ -33,14 +33,19 @@ from tests.tiny_models import noisy_copy, prompt, tiny
 from tests.trial.breaking import Interruption
 
 KWARGS = {"max_new_tokens": 12, "eos_token_id": None, "do_sample": False}
-
-
 PATCHED = tuple(enabling._WRAPPERS)
 pytestmark = pytest.mark.usefixtures("disabled")
 
 
 def patched() -> list[str]:
     return [name for name in PATCHED if hasattr(getattr(GenerationMixin, name), "_replaced_by_hf_lossy_assist")]
+
+
+def stats_of(model, **fields) -> LossyStats | None:
+    """Return the statistics of a call, or None of an ordinary one."""
+    with collect(model) as collected:
+        model.generate(prompt(), **KWARGS, **fields)
+    return collected.total if len(collected) else None
 
 
 def test_enable_is_counted_and_undone():
@@ -119,29 +124,21 @@ def test_generate_is_transformers_own_again_once_the_last_enabled_model_is_freed
     assert not patched()
 
 
-@pytest.mark.parametrize(
-    "kwargs",
-    [
-        {},
-        {"do_sample": True},
-        {"num_beams": 2},
-        {"assistant_model": noisy_copy(tiny())},
-        {"prompt_lookup_num_tokens": 3},
-        {"lossy_mode": None},
-    ],
-    ids=str,
-)
-def test_calls_without_a_mode_are_what_they_were(kwargs):
-    target, texts = tiny(), []
-    plain_kwargs = {key: value for key, value in kwargs.items() if key != "lossy_mode"}
-    for active in (False, True):
-        torch.manual_seed(0)
-        if active:
-            with enabled():
-                texts.append(target.generate(prompt(), **(KWARGS | kwargs)))
-        else:
-            texts.append(target.generate(prompt(), **(KWARGS | plain_kwargs)))
-    assert torch.equal(*texts)
+ORDINARY = {
+    "greedy": {}, "drawn": {"do_sample": True}, "beams": {"num_beams": 2}, "prompt": {"prompt_lookup_num_tokens": 3},
+    "draft": {"assistant_model": noisy_copy(tiny())},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("call", ORDINARY)
+@pytest.mark.parametrize("mode", [{}, {"lossy_mode": None}], ids=["unsaid", "none"])
+def test_calls_without_a_mode_are_what_they_were(call, mode):
+    target, kwargs = tiny(), KWARGS | ORDINARY[call]
+    torch.manual_seed(0)
+    plain = target.generate(prompt(), **kwargs)
+    torch.manual_seed(0)
+    with enabled():
+        assert torch.equal(target.generate(prompt(), **kwargs, **mode), plain)
     assert last_stats(target) is None
 
 
@@ -164,9 +161,9 @@ def test_fields_of_a_generation_config_round_trip(tmp_path):
         default = target.generate(prompt(), assistant_model=draft, **KWARGS)
         assert default.tolist() == keyword.tolist()
         assert last_stats(target).accepted_by.keys() == {"topk"}
-        # keyword > argument > model, and None switches the model's default off
-        target.generate(prompt(), assistant_model=draft, lossy_mode="typical", lossy_config={}, **KWARGS)
-        assert last_stats(target).accepted_by.keys() == {"typical"}
+        # keyword > argument > model, and None switches the model's default off; a mode comes with its own settings only
+        assert stats_of(target, assistant_model=draft, lossy_mode="typical").accepted_by.keys() == {"typical"}
+        assert stats_of(target, assistant_model=draft, lossy_config={"k": 1}).lossless
         stock = target.generate(prompt(), assistant_model=draft, lossy_mode=None, **KWARGS)
         assert last_stats(target) is None
         assert target.generation_config.to_dict() == before
@@ -241,17 +238,6 @@ def test_a_candidate_generator_instance_or_factory():
     assert last_stats(draft) is None
 
 
-def test_settings_of_another_mode_are_not_inherited():
-    target = tiny()
-    target.generation_config = GenerationConfig(lossy_mode="topk", lossy_config={"k": 3}, pad_token_id=0)
-    draft = noisy_copy(target)
-    with enabled(target):
-        target.generate(prompt(), assistant_model=draft, lossy_mode="lossless", **KWARGS)
-        assert last_stats(target).accepted_by.keys() == {"lossless"}
-        target.generate(prompt(), assistant_model=draft, lossy_config={"k": 1}, **KWARGS)
-        assert last_stats(target).lossless, "settings alone go with the default mode"
-
-
 def test_an_interruption_while_enabling_leaves_nothing_that_can_not_be_enabled():
     """At every moment: who enables afterwards has lossy calls, and who disables has the plain method back."""
     target = tiny()
@@ -270,13 +256,6 @@ def test_an_interruption_while_enabling_leaves_nothing_that_can_not_be_enabled()
     assert moment > 20
     with enabled(target):
         assert isinstance(target.generate(prompt(), **fields), GenerateLossyOutput)
-
-
-def stats_of(model, **fields) -> LossyStats | None:
-    """Return the statistics of a call, or None of an ordinary one."""
-    with collect(model) as collected:
-        model.generate(prompt(), **KWARGS, **fields)
-    return collected.total if len(collected) else None
 
 
 def test_defaults_of_an_enabled_model_are_those_of_its_calls():
