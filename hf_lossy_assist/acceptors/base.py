@@ -180,7 +180,7 @@ class Acceptor(ABC):
         if self.has_effect(do_sample):
             return None
         here, there = ("sampling", "False") if do_sample else ("greedy decoding", "True")
-        other = "'ears' or 'cactus'" if do_sample else "'dropmatch' or 'topk'"
+        other = "'cactus' or 'ears'" if do_sample else "'min_p' or 'typical'"
         return (
             f"`lossy_mode` {self.name!r} changes nothing in {here} (`do_sample={do_sample}`): the run is lossless. "
             f"Pass `do_sample={there}`, or choose a rule that has an effect here, e.g. {other}."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import Annotated
 
 from cyclopts import Parameter
@@ -47,6 +48,11 @@ def advise(
     )  # fmt: skip
     screen.print("\n".join(advice.said), highlight=False)
     screen.print(advice.table())
-    screen.print(advice.next_step, highlight=False, soft_wrap=True)
+    named = {
+        "--pair": models.pair, "--model": models.model, "--assistant": models.assistant, "--dtype": models.dtype,
+        "--draft-dtype": models.draft_dtype, "--task": prompts.task, "--data": prompts.data,
+    }  # fmt: skip
+    given = shlex.join(word for option in named.items() if option[1] for word in option)
+    screen.print(advice.next_step.replace("…", given), highlight=False, soft_wrap=True)
     if out is not None:
         screen.print(f"written: {out}", style="dim", soft_wrap=True)

@@ -44,7 +44,9 @@ def calibrate(
     certificate.save(out, heads)
     screen.print(outcome_table(certificate))
     if certificate.chosen is None:
-        screen.print(f"no setting is certified; written: {out}", soft_wrap=True)
+        screen.print(
+            f"no setting is certified: evaluate more problems, or allow a larger loss; written: {out}", soft_wrap=True
+        )
         raise SystemExit(1)
     screen.print(f"chosen: {certificate.chosen}; written: {out}", soft_wrap=True, markup=False, highlight=False)
 

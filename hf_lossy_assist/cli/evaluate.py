@@ -66,7 +66,8 @@ def evaluate(
     if result.is_whole:
         for one in result.tables:
             screen.print(one)
-        screen.print("\n".join(result.verdict), highlight=False)
+        for sentence in result.verdict:
+            screen.print(sentence, highlight=False)
     if out is not None:
         screen.print(f"written: {out}", style="dim", soft_wrap=True)
 

@@ -97,5 +97,8 @@ def one_mode(text: str, gamma: int | str | None) -> DecodingMode:
     mode, *others = parse_modes(text, gamma)
     if others or mode.rule is None:
         Spelling.read(text, "--mode")  # refuses several
-        raise LossyValueError(f"`--mode` has to name rules, but is {text!r}, which only comparisons take")
+        raise LossyValueError(
+            f"`--mode` has to name rules, but is {text!r}, which only comparisons take; `lossless@0` is the target "
+            "alone"
+        )
     return mode

@@ -54,7 +54,7 @@ def mine(
     need("lab", "`lossy-assist mine`")
     api = None if target_api is None else _api(target_api)
     if prompts.task is None and prompts.data is not None:
-        raise LossyValueError("`--data` is for `--task`; name the task")
+        raise LossyValueError("`--data` is for `--task`; name the task, `prompts` for prompts of your own")
     models.check({"--task": prompts.task}, () if api is None else ("--model",))
     task = prompts.of(models.pair, None)
     if prompts.task is None and not task.scored:

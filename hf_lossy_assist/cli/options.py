@@ -270,9 +270,9 @@ class Drafting(Sampling):
     top_p: Annotated[float | None, Parameter(validator=Number(gt=0, lte=1))] = None
     "With --sample: draw from the likeliest tokens that have this probability together."
     gamma: Annotated[int | Literal["auto"] | None, Parameter(validator=Number(gte=0, lt=10**18))] = None
-    "Drafted tokens a round where a mode does not say, or auto; 5 by default, and 8 for `inspect`."
+    "Drafted tokens a round where a mode does not say, or auto; by default 5, for `inspect` 8, for `generate` auto."
     prompt_lookup: Annotated[int | None, AT_LEAST_1] = None
-    "Look up to so many tokens up in the text, before an --assistant drafts, or without a model."
+    "Draft up to so many tokens from the text before, where it repeats itself: ahead of an --assistant, or without one."
 
     def length(self, models: Models, usual: int = 5) -> int | str:
         """Return the drafted tokens a round, where a mode does not say."""

@@ -79,11 +79,13 @@ def rule_page(rule: type[Acceptor]) -> Group:
 def _default(each: Setting) -> str:
     if each.default is None:
         return each.unset or "none"
-    return str(each.default) if isinstance(each.default, str | bool) else f"{each.default:g}".replace("inf", "∞")
+    if isinstance(each.default, bool):
+        return str(each.default).lower()  # as a mode writes it
+    return each.default if isinstance(each.default, str) else f"{each.default:g}".replace("inf", "∞")
 
 
 def _bounds(each: Setting) -> str:
     low = "above 0" if each.low is not None and 0 < each.low < 1e-6 else f"{each.low or 0:g}"
     bounds = list(each.choices) or ([] if each.low is None else [f"{low} to {each.high:g}"])
-    bounds += ["True or False"] if each.switch else []
+    bounds += ["true or false"] if each.switch else []
     return " or ".join([*bounds, *([each.word] if each.word else [])]).replace("inf", "∞")

@@ -167,14 +167,14 @@ class Advice:
     def said(self) -> list[str]:
         """The costs, what the draft is worth, and the verdict, in sentences."""
         speeds, own = self.speeds, self._lossless
-        target = ", ".join(f"{milliseconds(speeds.costs.read(n))} over {n}" for n in (1, 6, 17))
+        one, six, more = (milliseconds(speeds.costs.read(n)) for n in (1, 6, 17))
         times, low, high = speeds.times(own, speeds.alone)
         drafts = "default drafts" if own.gamma == AUTO else f"γ = {own.gamma}"
         verdict = f"With this draft no rule is more than {self.ceiling.times_lossless:.2f} × as fast as lossless."
         return [
             (
-                f"A round: the target {target} tokens (ms); a drafted token {milliseconds(speeds.costs.drafted)} "
-                f"(c = {speeds.costs.share:.2f})."
+                f"The target takes {one} ms over 1 token, {six} over 6, {more} over 17; a drafted token takes "
+                f"{milliseconds(speeds.costs.drafted)}, {speeds.costs.share:.2f} of the first."
             ),
             (
                 f"{len(speeds.tokens)} answers of the target, {int(speeds.tokens.sum()):,} tokens: lossless would keep "

@@ -159,6 +159,7 @@ def _checked(max_loss: float, confidence: float) -> tuple[float, float]:
 
 
 _PER_CENT = Rule("a number > 0 and < 100", lambda x: is_number(x) and 0 < x < 100)
+_SURE = Rule("a number of per cent >= 50 and < 100", lambda x: is_number(x) and 50 <= x < 100)  # 0.95 is no share here
 
 
 def calibrate(
@@ -184,8 +185,8 @@ def calibrate(
     heads
         Trained heads, or their folders or repositories, by the rule that uses them.
     """
-    for name, value in (("max_loss", max_loss), ("confidence", confidence)):
-        _PER_CENT.check(name, value)
+    _PER_CENT.check("max_loss", max_loss)
+    _SURE.check("confidence", confidence)
     plan, found = load_answers(folder)
     if any(answer.score is None for answer in found):
         raise LossyValueError(f"`folder` has to have scores, but its task {plan['task']!r} has no right answers")

@@ -252,7 +252,7 @@ def sentence(row: ModeScore, base: str | None, against: str, reference: str, *, 
     if times is None:
         speed = f"{name} writes {figure(row.tokens_per_second)} tokens a second"
     elif row.speed.few:
-        speed = f"{name} was called too few times to tell its speed"
+        speed = f"{name} was called fewer than 4 times, too few to tell its speed"
     elif times.low <= 1 <= times.high:
         speed = f"{name} is tied with `{against}` in speed, {times} ×"
     elif times.low > 1:
@@ -269,7 +269,9 @@ def sentence(row: ModeScore, base: str | None, against: str, reference: str, *, 
     if (least := smallest_loss(row.n)) is None:
         return f"{speed}, and {row.n} problem{'s are' if row.n > 1 else ' is'} too few to show a loss{beside}."
     least = max(least * (not graded), (row.high - row.low) / 2)  # scattered answers show less
-    return f"{speed}, and no loss{beside} is shown on {row.n} problems, which can show {100 * least:.2g} points."
+    return (
+        f"{speed}, and no loss{beside} is shown on {row.n} problems, which can show {100 * least:.2g} points or more."
+    )
 
 
 def conclusion(rules: Sequence[ModeScore], base: str, against: str) -> str:

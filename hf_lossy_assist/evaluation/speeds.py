@@ -29,6 +29,7 @@ KEEP_ALL = DecodingMode("everything", "thresholds", {"threshold_single": 0}, 5)
 """The mode whose rounds are timed: each has all of its tokens."""
 
 _ROUNDS = 5  # that a step's time is the mean of
+_LEAST = 1e-9  # seconds of a step whose time is lost in noise: then nothing is sure, and 0 would have no logarithm
 
 
 @dataclass(frozen=True)
@@ -101,12 +102,12 @@ def measure_costs(pair: Pair, text: Sequence[int], length: int, gammas: Iterable
     timed = ([seconds(modes[key], rounds) for rounds in (1, 1 + _ROUNDS)] for key in turns)
     for number, (first, more) in enumerate(track(timed, total=len(turns), what="timing")):
         if number >= len(modes):  # after a turn to warm up
-            found[turns[number]].append(((more - first).clip(min=0) / _ROUNDS).tolist())
+            found[turns[number]].append(((more - first).clip(min=_LEAST) / _ROUNDS).tolist())
     drafted = found.pop("draft")
 
     def by(at: int, name: str) -> list[Costs]:
         return [
-            Costs(d[at], {n: max(0.0, own[r][at] - (n - 1) * d[at]) for n, own in found.items()}, name)
+            Costs(d[at], {n: max(_LEAST, own[r][at] - (n - 1) * d[at]) for n, own in found.items()}, name)
             for r, d in enumerate(drafted)
         ]
 

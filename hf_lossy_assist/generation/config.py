@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Annotated, Any
 
@@ -238,7 +239,7 @@ def _run_settings(settings: dict[str, Any]) -> dict[str, Any]:
     if not given.keys().isdisjoint(_LIMITS):
         given["limits"] = Limits(**{key: given.pop(key) for key in _LIMITS if key in given})
     if (source := given.get("certificate")) is not None:
-        if not isinstance(source, str):
+        if not isinstance(source, str | Path):
             raise LossyValueError(f"`certificate` in `lossy_config` has to be a folder or a Hub id, but is {source!r}")
         given["certificate"] = Certificate.load(source)
     if "tree" in given:

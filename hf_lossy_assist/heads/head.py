@@ -174,7 +174,7 @@ def _load(cls: type[_H], source: str, revision: str | None, stamps: Any, device:
 
 def place_head(argument: str, wanted: type[Head], source: Any, device: torch.device | str) -> Head:
     """Return a head on ``device`` in float32; a name is loaded, and a head elsewhere copied."""
-    if isinstance(source, str):
+    if isinstance(source, str | Path):
         return load_head(wanted, source, device=device)
     if not isinstance(source, wanted):
         raise LossyValueError(f"{argument} has to be a Hub id, a folder or a {wanted.__name__}, but is {source!r}")

@@ -122,16 +122,16 @@ def _lock(path: Path) -> FileLock:
     return FileLock(path, is_singleton=True)
 
 
-def read_manifest(folder: Path, command: str, kinds: Mapping[str, Any], argument: str = "folder") -> dict[str, Any]:
+def read_manifest(folder: Path, command: str, kinds: Mapping[str, Any], argument: str) -> dict[str, Any]:
     """Read the manifest that ``lossy-assist COMMAND`` wrote; raise if a field is missing or has another type."""
     try:
-        manifest = from_json((folder / MANIFEST).read_bytes(), "it")
-        if wrong := [name for name, kind in kinds.items() if not isinstance(manifest[name], kind)]:
-            raise TypeError(f"`{wrong[0]}` is of another type")
-    except (LookupError, OSError, TypeError, ValueError) as error:
+        manifest = dict(from_json((folder / MANIFEST).read_bytes(), "it"))
+        if wrong := [name for name, kind in kinds.items() if not isinstance(manifest.get(name), kind)]:
+            raise TypeError(f"{wrong[0]!r} is missing or of another type")
+    except (OSError, TypeError, ValueError) as error:
         raise LossyValueError(
             f"`{argument}` has to be a folder that `lossy-assist {command}` wrote, but {str(folder / MANIFEST)!r} is "
-            f"none of its manifests: {error!r}"
+            f"none of its manifests: {error}; choose another folder"
         ) from error
     return manifest
 

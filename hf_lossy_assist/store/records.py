@@ -63,7 +63,7 @@ class Records(Generic[Row]):
         self.lock = nullcontext() if folder is None or plan is None else folder_lock(folder)
         if folder is not None:
             with self.lock:
-                self.plan = self._manifest() if plan is None else self._agree(self.plan)
+                self.plan = self._manifest("folder") if plan is None else self._agree(self.plan)
             self.refresh()
 
     def __iter__(self) -> Iterator[Row]:
@@ -150,14 +150,14 @@ class Records(Generic[Row]):
         name = hashlib.sha256(json.dumps(key).encode()).hexdigest()[:16]
         return self.folder / f"{Path(self.file).stem}-{name}.safetensors"
 
-    def _manifest(self) -> dict[str, Any]:
-        return read_manifest(self.folder, self.command, {**self.kinds, _RUNS: list})
+    def _manifest(self, argument: str) -> dict[str, Any]:
+        return read_manifest(self.folder, self.command, {**self.kinds, _RUNS: list}, argument)
 
     def _agree(self, plan: dict[str, Any]) -> dict[str, Any]:
         """Compare a plan with the folder's, and write what both are together."""
         plan = {_RUNS: [], **json.loads(json.dumps(plan))}
         if (self.folder / MANIFEST).exists():
-            before, found = self._manifest(), []
+            before, found = self._manifest("out"), []
             for name in sorted(before.keys() | plan.keys()):
                 old, new = before.get(name), plan.get(name)
                 if name == _RUNS:

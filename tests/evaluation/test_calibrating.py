@@ -84,7 +84,7 @@ def run(saved: Path, **changes):
     keywords["generation_config"].pad_token_id = 0
     keywords |= {"max_new_tokens": 8, **changes}
     if "lossy_config" in changes:
-        keywords["lossy_config"] = {"certificate": str(saved), **changes["lossy_config"]}
+        keywords["lossy_config"] = {"certificate": saved, **changes["lossy_config"]}  # a path, not only its name
     with enabled(TARGET):
         return TARGET.generate(**keywords)
 
@@ -192,7 +192,8 @@ def test_a_problem_that_is_asked_again_is_no_more_proof(tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [("max_loss", 0), ("max_loss", 150), ("confidence", 100), ("confidence", "95")]
+    ("name", "value"),
+    [("max_loss", 0), ("max_loss", 150), ("confidence", 100), ("confidence", "95"), ("confidence", 0.95)],
 )
 def test_limits_are_per_cent(tmp_path: Path, name: str, value: object):
     with pytest.raises(LossyValueError, match=f"`{name}` has to be a number > 0 and < 100, but is {value!r}"):

@@ -113,6 +113,21 @@ def test_costs_are_what_further_rounds_add(models, monkeypatch, busy):
         assert costs.target == pytest.approx({1: 2.001, 2: 2.002, 6: 2.006})
 
 
+def test_a_time_that_is_lost_in_noise_makes_nothing_sure(models, monkeypatch):
+    """In the last repeat, further rounds seem to take no time."""
+    calls = []
+
+    def run(models, mode, batch, tokens, clock):
+        calls.append(mode)
+        return SimpleNamespace(seconds=np.array([10.0 + tokens * (len(calls) <= 16)] * 2))
+
+    monkeypatch.setattr(room, "run_request", run)
+    found = speeds(repeats=measure_costs(models, [1, 5, 9], 7, (1, 5), repeats=2))
+    assert not found.steady
+    times = found.times(walk([9.0, 10.0, 11.0, 10.0], 5), found.alone)
+    assert times.low < 0.01 < times.value
+
+
 def test_every_timed_round_has_all_of_its_tokens(models):
     made = []
 

@@ -52,13 +52,13 @@ SHOWN, NOT_SHOWN = (
     "no loss against `plain` is shown on 20",
 )
 OUTCOMES = {
-    ("faster", ALWAYS): f"{FASTER}, and {NOT_SHOWN} problems, which can show 30 points.",
+    ("faster", ALWAYS): f"{FASTER}, and {NOT_SHOWN} problems, which can show 30 points or more.",
     ("faster", LOSS): f"{FASTER}, but {SHOWN}.",
     ("faster", "?" * N): f"{FASTER}; its answers were not scored.",
-    ("slower", ALWAYS): f"{SLOWER}, and {NOT_SHOWN} problems, which can show 30 points.",
+    ("slower", ALWAYS): f"{SLOWER}, and {NOT_SHOWN} problems, which can show 30 points or more.",
     ("slower", LOSS): f"{SLOWER}, and {SHOWN}.",
     ("slower", "?" * N): f"{SLOWER}; its answers were not scored.",
-    ("tied", ALWAYS): f"{TIED}, and {NOT_SHOWN} problems, which can show 30 points.",
+    ("tied", ALWAYS): f"{TIED}, and {NOT_SHOWN} problems, which can show 30 points or more.",
     ("tied", LOSS): f"{TIED}, and {SHOWN}.",
     ("tied", "?" * N): f"{TIED}; its answers were not scored.",
 }
@@ -82,7 +82,7 @@ def test_figures_are_the_table_s():
 def test_few_calls_tell_no_speed():
     for size in (20, 10, 7):  # one to three calls
         said = verdict(size=size)
-        assert said.startswith("`min_p` was called too few times to tell its speed, and no loss"), size
+        assert said.startswith("`min_p` was called fewer than 4 times, too few to tell its speed, and no loss"), size
         assert "too few calls" in repr(result_of({"plain": ALWAYS, "min_p": ALWAYS}, {
             "plain": [10] * 4, "min_p": SPEEDS["faster"]}, size=size))  # fmt: skip
 

@@ -24,6 +24,7 @@ from hf_lossy_assist.heads import (
     VerifierConfig,
     columns,
     load_head,
+    place_head,
 )
 from tests.tiny_models import tiny
 
@@ -232,5 +233,6 @@ def test_bad_configurations(saved: Path, change: Callable[[dict], object], messa
 def test_a_folder_is_loaded_once_until_it_changes(saved: Path, judge: JudgeHead):
     head = load_head(JudgeHead, saved)
     assert load_head(JudgeHead, str(saved)) is head
+    assert all(place_head("`lossy_head`", JudgeHead, name, "cpu") is head for name in (saved, str(saved)))
     JudgeHead(judge.config, judge.weight + 1, judge.bias).save_pretrained(saved)
     assert torch.equal(load_head(JudgeHead, saved).weight, head.weight + 1)

@@ -140,7 +140,10 @@ def test_what_is_no_such_folder_is_refused(tmp_path):
     for text in ("[]", "{}", plan[:-1], plan.replace("[7, 8]", '"x"'), plan.replace('{"a": {"k": 1}}', "[1]")):
         (tmp_path / MANIFEST).write_text(text)
         for given in (PLAN, None):
-            with pytest.raises(LossyValueError, match=rf"that `lossy-assist evaluate` wrote.*{MANIFEST}"):
+            argument = "out" if given else "folder"
+            with pytest.raises(
+                LossyValueError, match=rf"`{argument}` .* that `lossy-assist evaluate` wrote.*{MANIFEST}"
+            ):
                 Lines(tmp_path, given)
         assert (tmp_path / MANIFEST).read_text() == text
     (tmp_path / "file").touch()

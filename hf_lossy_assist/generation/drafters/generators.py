@@ -88,7 +88,7 @@ def missing_q(acceptor: Acceptor, drafter: str, remedy: str = "pass an `assistan
     settings = "".join(f'set `{key}="{value}"` in `lossy_config`, ' for key, value in rule.without_q.items())
     return LossyValueError(
         f"the rule {rule.name!r} needs the draft's distribution, but {drafter} gives none; {settings}{remedy}, or "
-        "use a rule that reads the target alone, e.g. 'topk' or 'typical'"
+        "use a rule that reads the target alone, e.g. 'min_p' or 'typical'"
     )
 
 
