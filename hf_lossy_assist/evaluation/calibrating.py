@@ -159,7 +159,7 @@ def _checked(max_loss: float, confidence: float) -> tuple[float, float]:
 
 
 _PER_CENT = Rule("a number > 0 and < 100", lambda x: is_number(x) and 0 < x < 100)
-_SURE = Rule("a number of per cent >= 50 and < 100", lambda x: is_number(x) and 50 <= x < 100)  # 0.95 is no share here
+_SURE = Rule("a number >= 50 and < 100", lambda x: is_number(x) and 50 <= x < 100)  # who writes 0.95 means 95 %
 
 
 def calibrate(

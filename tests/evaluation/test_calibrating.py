@@ -196,7 +196,8 @@ def test_a_problem_that_is_asked_again_is_no_more_proof(tmp_path: Path):
     [("max_loss", 0), ("max_loss", 150), ("confidence", 100), ("confidence", "95"), ("confidence", 0.95)],
 )
 def test_limits_are_per_cent(tmp_path: Path, name: str, value: object):
-    with pytest.raises(LossyValueError, match=f"`{name}` has to be a number > 0 and < 100, but is {value!r}"):
+    least = ">= 50" if name == "confidence" else "> 0"
+    with pytest.raises(LossyValueError, match=f"`{name}` has to be a number {least} and < 100, but is {value!r}"):
         calibrate(tmp_path, **{name: value})
 
 
