@@ -160,7 +160,11 @@ class Decoding:
     @contextmanager
     def in_use(self) -> Iterator[None]:
         with self.target.runner.in_use(), self.drafter.in_use():
-            yield
+            try:
+                yield
+            except BaseException:
+                self.target.runner.rewind(self.texts.width - 1)  # a caller's cache must not end in a rejected draft
+                raise
 
     def _keep_up(self) -> None:
         """Run a dummy forward, to stay in step with the other ranks."""

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from transformers import DynamicCache, GenerationMixin
 from transformers.generation.candidate_generator import CandidateGenerator
+from transformers.generation.streamers import BaseStreamer
 
 from hf_lossy_assist import LossyVerification, disable, enable, last_stats
 from hf_lossy_assist.compat.caches import CACHE
@@ -16,7 +18,7 @@ from hf_lossy_assist.generation import enabling
 from tests.chains import Generating
 from tests.tiny_models import noisy_copy, padded, prompt, tiny
 from tests.trial.breaking import Failure, Interruption
-from tests.trial.calls import Kept
+from tests.trial.calls import Kept, filled
 
 TARGET = tiny()
 DRAFT = noisy_copy(TARGET, 0.05)
@@ -63,20 +65,47 @@ def test_ids_of_32_bits_in_stock_s_loop():
     assert torch.equal(*texts)
 
 
-def test_a_call_that_its_own_code_breaks_off_leaves_cache_and_statistics():
-    """The cache holds a prefix of the text then, which is all that a broken off plain call leaves of it, too."""
-    whole, cache = TARGET.generate(prompt(), **SEEDED), DynamicCache(config=TARGET.config)
-    stats, left = last_stats(TARGET), [3]
+def _failing() -> Callable[[], None]:
+    """Return what fails when it is called for the third time."""
+    left = [3]
 
-    def failing(input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+    def call(*_: Any) -> None:
         left[0] -= 1
         if not left[0]:
             raise Failure
-        return scores
 
+    return call
+
+
+class Showing(BaseStreamer):
+    def __init__(self) -> None:
+        self.put = _failing()
+
+    def end(self) -> None:
+        return
+
+
+def _processor() -> Callable[..., torch.Tensor]:
+    call = _failing()
+    return lambda input_ids, scores: call() or scores
+
+
+BREAKING = {
+    "a processor": lambda: {"logits_processor": [_processor()]},
+    "a streamer": lambda: {"streamer": Showing()},
+}
+
+
+@pytest.mark.parametrize("breaking", BREAKING)
+def test_a_call_that_its_own_code_breaks_off_leaves_cache_and_statistics(breaking: str):
+    """The cache holds a prefix of the text then, which is all that a broken off plain call leaves of it, too."""
+    whole, cache = TARGET.generate(prompt(), **SEEDED), DynamicCache(config=TARGET.config)
+    stats = last_stats(TARGET)
     with pytest.raises(Failure):
-        TARGET.generate(prompt(), **SEEDED, **{CACHE: cache}, logits_processor=[failing])
+        TARGET.generate(prompt(), **SEEDED, **{CACHE: cache}, **BREAKING[breaking]())
     assert not any(getattr(layer, "record_past", False) for layer in cache.layers)
+    known = filled(TARGET, whole[:, : cache.get_seq_length()])
+    torch.testing.assert_close(cache.layers[0].keys, known.layers[0].keys)
     assert last_stats(TARGET) is None, "those of the call before are not its own"
     assert torch.equal(TARGET.generate(prompt(), **SEEDED), whole)
     assert last_stats(TARGET).trace == stats.trace
