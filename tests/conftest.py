@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import functools
 import gc
+from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -55,6 +57,23 @@ def qwen_coder_pair() -> pairs.Pair:
     if faults := list(filter(None, (qwen_coder.fault(folder / role) for role in pairs.ROLES))):
         pytest.skip(f"`make qwen-coder` makes the pair: {faults[0]}")
     return pairs.load("qwen-coder", folder=folder)
+
+
+@pytest.fixture
+def watch_drafts(monkeypatch: pytest.MonkeyPatch) -> Callable[[type, Callable[..., Any]], None]:
+    """Show a function what drafters of a class propose: ``(draft, drafter, ids, layout, remaining)``."""
+
+    def watch(kind: type, see: Callable[..., Any]) -> None:
+        propose = kind.propose
+
+        def proposing(self, *asked):
+            draft = propose(self, *asked)
+            see(draft, self, *asked)
+            return draft
+
+        monkeypatch.setattr(kind, "propose", proposing)
+
+    return watch
 
 
 @pytest.fixture

@@ -102,8 +102,8 @@ def llamas():
     return target, noisy_copy(target)
 
 
-def both(recorder, target, draft, config=None, graphs=MappingProxyType({}), **kwargs):
-    """Return the output of the eager loop, and by graphs, which ``graphs`` configures; statistics are the same."""
+def assert_same(recorder, target, draft, config=None, graphs=MappingProxyType({}), **kwargs):
+    """Assert that texts and statistics are the eager loop's by graphs, which ``graphs`` configures; return outputs."""
     kwargs = {"input_ids": prompt(), "do_sample": False, "eos_token_id": None, "max_new_tokens": NEW} | kwargs
     outputs, counts = [], []
     with warnings.catch_warnings():
@@ -119,10 +119,11 @@ def both(recorder, target, draft, config=None, graphs=MappingProxyType({}), **kw
             if [name for name in kwargs if "assistant" in name] == ["num_assistant_tokens"]:  # no draft ends early
                 counts[-1] += [stats.draft_calls, stats.draft_tokens]
     assert recorder.replays
+    assert torch.equal(*(getattr(output, "sequences", output) for output in outputs))
     assert counts[0] == counts[1] or "auto" in str(config)  # a tree whose size is chosen is as wide as graphs are
     return outputs
 
 
 def generated(target, draft, **kwargs):
-    settings = {"assistant_model": draft, "lossy_mode": "lossless", "num_assistant_tokens": 5} | kwargs
-    return target.generate(prompt(), do_sample=False, eos_token_id=None, max_new_tokens=NEW, **settings)
+    settings = {"assistant_model": draft, "lossy_mode": "lossless", "num_assistant_tokens": 5, "max_new_tokens": NEW}
+    return target.generate(prompt(), do_sample=False, eos_token_id=None, **settings | kwargs)

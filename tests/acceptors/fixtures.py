@@ -38,16 +38,9 @@ def generate(target, draft, tokens, rule, do_sample, gamma=4, rows=1):
     keywords = rule.keywords(target, draft) if isinstance(rule, Row) else {"lossy_mode": mode, "lossy_config": config}
     keywords["lossy_config"] = {"seed": 3, **keywords["lossy_config"]}
     return target.generate(
-        input_ids=ids,
-        attention_mask=ids,
-        assistant_model=draft,
-        num_assistant_tokens=gamma,
-        **keywords,
-        do_sample=do_sample,
-        top_k=0,
-        max_new_tokens=tokens,
-        return_dict_in_generate=True,
-    )
+        input_ids=ids, attention_mask=ids, assistant_model=draft, num_assistant_tokens=gamma, **keywords,
+        do_sample=do_sample, top_k=0, max_new_tokens=tokens, return_dict_in_generate=True,
+    )  # fmt: skip
 
 
 class Repeating(CandidateGenerator):

@@ -24,13 +24,8 @@ def test_greedy_text_equals_stock(weight: float):
     draft.generation_config.eos_token_id = None  # stock drafts stop there, and the mixture is for drafted tokens
     kwargs = {"input_ids": prompt(), "max_new_tokens": 48, "eos_token_id": None, "do_sample": False}
     stock = target.generate(**kwargs, assistant_model=draft, assistant_ensemble_weight=weight)
-    ours = target.generate(
-        **kwargs,
-        assistant_model=draft,
-        lossy_mode="ensemble",
-        lossy_config={"weight": weight},
-        return_dict_in_generate=True,
-    )
+    mode = {"lossy_mode": "ensemble", "lossy_config": {"weight": weight}, "return_dict_in_generate": True}
+    ours = target.generate(**kwargs, assistant_model=draft, **mode)
     assert ours.sequences.tolist() == stock.tolist()
     assert weight > 0.8 or ours.lossy_stats.accepted_lossy > 0
 
@@ -49,13 +44,7 @@ def test_sampling_law_equals_stock():
     for tokens in draws[:, None]:
         valid, matches = _speculative_sampling(tokens, q, n, p, assistant_ensemble_weight=0.5)
         table[0, int(matches), int(valid[0, -1])] += 1
-    v = Verification(
-        tokens=draws,
-        logits=p.expand(rounds, -1, -1),
-        draft_logits=q.expand(rounds, -1, -1),
-        do_sample=True,
-        randomness=Randomness(2),
-    )
+    v = Verification(draws, p.expand(rounds, -1, -1), q.expand(rounds, -1, -1), True, Randomness(2))
     decision = decide(Ensemble(weight=0.5), v)
     np.add.at(table[1], (decision.n_accepted.numpy(), decision.next_token.numpy()), 1)
     flat = table.reshape(2, -1)

@@ -17,25 +17,16 @@ from tests.acceptors.fixtures import verifier_head as head_for
 from tests.tiny_models import constant, tiny
 
 parse = LossyConfig.from_fields
-
-
 TEXTS = 50
 
 
-def sample(mode, head, draft, tokens=120, max_draft=10**6, **config):
+def sample(mode, head, draft, **config):
     ids = torch.ones(TEXTS, 1, dtype=torch.long)
     return constant(P).generate(
-        input_ids=ids,
-        attention_mask=ids,
-        assistant_model=draft,
-        lossy_mode=mode,
-        lossy_head=head,
-        lossy_config={"seed": 3, **(config or {"max_draft": max_draft})},
-        do_sample=True,
-        top_k=0,
-        max_new_tokens=tokens,
+        ids, attention_mask=ids, assistant_model=draft, lossy_mode=mode, lossy_head=head,
+        lossy_config={"seed": 3, **(config or {"max_draft": 10**6})}, do_sample=True, top_k=0, max_new_tokens=120,
         return_dict_in_generate=True,
-    )
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize(("tpr", "fpr"), [(0.9, 0.3), (1.0, 0.0), (0.8, 1.0)])

@@ -141,7 +141,7 @@ def test_a_tree_that_is_a_chain_keeps_what_the_chain_keeps(row: Row, inputs: dic
 
 
 @pytest.mark.parametrize("inputs", [{"input_ids": prompt()}, padded()], ids=["one", "batch"])
-def test_a_judge_that_reads_both_models_states_judges_nodes(inputs: dict, monkeypatch):
+def test_a_judge_that_reads_both_models_states_judges_nodes(inputs: dict, watch_drafts):
     target = tiny()
     draft = noisy_copy(target, 0.02)
     kwargs = GREEDY | {"eos_token_id": None, **inputs}
@@ -152,22 +152,18 @@ def test_a_judge_that_reads_both_models_states_judges_nodes(inputs: dict, monkey
     assert other.sequences.equal(one.sequences)
     assert other.lossy_stats.trace == one.lossy_stats.trace
 
-    drafted, propose = [], TreeDrafter.propose
+    drafted = []
 
-    def compare(self, ids, layout, remaining):
-        draft = propose(self, ids, layout, remaining)
+    def compare(draft, drafter, ids, *_):
         if draft.tree is not None and not drafted:
             for node in range(len(draft)):
                 path = draft.tokens[0, path_to(draft.tree, 0, node)][:-1]
                 text = torch.cat([ids[0, inputs["input_ids"].shape[1] - LENGTHS[0] if len(ids) > 1 else 0 :], path])
-                state = self.source.model(text[None], output_hidden_states=True, use_cache=False).hidden_states[-1][
-                    0, -1
-                ]
-                torch.testing.assert_close(draft.hidden[0, node], state, atol=1e-4, rtol=1e-4)
+                read = drafter.source.model(text[None], output_hidden_states=True, use_cache=False)
+                torch.testing.assert_close(draft.hidden[0, node], read.hidden_states[-1][0, -1], atol=1e-4, rtol=1e-4)
                 drafted.append(node)
-        return draft
 
-    monkeypatch.setattr(TreeDrafter, "propose", compare)
+    watch_drafts(TreeDrafter, compare)
     trees(target, draft, mode="judge", lossy_head=ways["lossy_head"], **kwargs)
     assert len(drafted) == 12
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -37,34 +38,30 @@ def found(log_q, shape: TreeConfig) -> dict[tuple[int, ...], float]:
     return dict(sorted(every.items(), key=lambda item: -item[1])[: shape.nodes])
 
 
-def compare(monkeypatch, log_q, **call) -> int:
+def compare(watch_drafts, log_q, target, draft, **more) -> int:
     """Decode, and compare every tree that is drafted with what is found; return how many were."""
-    compared, propose, width = [], TreeDrafter.propose, max(LENGTHS)
+    compared, width = [], max(LENGTHS)
 
-    def comparing(self, ids, layout, remaining):
-        draft = propose(self, ids, layout, remaining)
-        shape = (
-            TreeConfig(min(SHAPE.depth, max(remaining) - 1), SHAPE.top_k, SHAPE.nodes) if max(remaining) > 1 else None
-        )
+    def comparing(draft, _, ids, layout, remaining):
+        shape = replace(SHAPE, depth=min(SHAPE.depth, max(remaining) - 1)) if max(remaining) > 1 else None
         for i, padding in enumerate(layout.left_padding if draft.tree else ()):
             tokens = draft.tokens[i].tolist()
             paths = [tuple(tokens[j] for j in path_to(draft.tree, i, node)) for node in range(len(tokens))]
-            text, more = ids[i, padding:], width - LENGTHS[layout.rows[i]]  # the prompt's own padding
-            wanted = found(lambda path, text=text, more=more: log_q(text, more, path), shape)
+            text, begin = ids[i, padding:], width - LENGTHS[layout.rows[i]]  # the prompt's own padding
+            wanted = found(lambda path, text=text, begin=begin: log_q(text, begin, path), shape)
             assert set(paths) == set(wanted)
             first = [wanted[path] for path in paths if len(path) == 1]
             assert first == sorted(first, reverse=True), "siblings stand in the order in which they are tried"
             compared.append(len(ids))
-        return draft
 
-    monkeypatch.setattr(TreeDrafter, "propose", comparing)
-    fields = {**padded(LENGTHS), "do_sample": False, "max_new_tokens": 16, "pad_token_id": 0, **call.get("more", {})}
-    texts = [set(row[width:].tolist()) for row in call["target"].generate(**fields, eos_token_id=None)]
+    watch_drafts(TreeDrafter, comparing)
+    fields = {**padded(LENGTHS), "do_sample": False, "max_new_tokens": 16, "pad_token_id": 0, **more}
+    texts = [set(row[width:].tolist()) for row in target.generate(**fields, eos_token_id=None)]
     own = [token for i, row in enumerate(texts) for token in row.difference(*texts[:i], *texts[i + 1 :])]
     if not own:
         pytest.skip("with these weights no row says what no other does, so that they can't end apart")
-    call["target"].generate(
-        **fields, assistant_model=call["draft"], lossy_mode="lossless",
+    target.generate(
+        **fields, assistant_model=draft, lossy_mode="lossless",
         eos_token_id=own[-1], lossy_config={"tree": vars(SHAPE)},
     )  # fmt: skip
     assert len(set(compared)) > 1, "rows have ended, and left"
@@ -73,7 +70,7 @@ def compare(monkeypatch, log_q, **call) -> int:
 
 @pytest.mark.parametrize("more", [{}, {"no_repeat_ngram_size": 1}], ids=["plain", "processed"])
 @pytest.mark.parametrize("architecture", ["llama", "gemma3", "gpt2"])
-def test_a_draft_model_s_trees(architecture, more, monkeypatch):
+def test_a_draft_model_s_trees(architecture, more, watch_drafts):
     target = tiny(architecture)
     draft = noisy_copy(target, 0.02)
 
@@ -84,17 +81,17 @@ def test_a_draft_model_s_trees(architecture, more, monkeypatch):
             logits[whole] = -torch.inf
         return logits.log_softmax(-1).clamp(min=-1e6)
 
-    assert compare(monkeypatch, log_q, target=target, draft=draft, more=more) > 5
+    assert compare(watch_drafts, log_q, target=target, draft=draft, **more) > 5
 
 
-def test_a_head_s_trees(monkeypatch):
+def test_a_head_s_trees(watch_drafts):
     target, head = tiny("llama"), random_head(drafted=24)
 
     def log_q(text, padding, path):
         logits = eagle3_logits(target, head, text[padding:], torch.tensor([*path, 0]))[-1]
         return torch.full((64,), -1e6).index_copy(0, head.target_ids, logits.log_softmax(-1))
 
-    assert compare(monkeypatch, log_q, target=target, draft=head) > 5
+    assert compare(watch_drafts, log_q, target=target, draft=head) > 5
 
 
 def test_what_is_equally_likely_has_its_parents():
@@ -110,7 +107,7 @@ def test_what_is_equally_likely_has_its_parents():
     assert output.lossy_stats.mean_accepted > 3
 
 
-def test_an_automatic_tree_has_the_paths_that_one_row_finds_likely(monkeypatch):
+def test_an_automatic_tree_has_the_paths_that_one_row_finds_likely(watch_drafts):
     target, sizes = tiny("llama"), []
     draft = noisy_copy(target, 0.02)
     with torch.no_grad():
@@ -121,18 +118,14 @@ def test_an_automatic_tree_has_the_paths_that_one_row_finds_likely(monkeypatch):
         whole = torch.cat([text, torch.tensor(path, dtype=torch.long)])
         return draft(whole[None], use_cache=False).logits[0, -1].log_softmax(-1)
 
-    propose = TreeDrafter.propose
-
-    def counting(self, ids, layout, remaining):
-        made = propose(self, ids, layout, remaining)
+    def counting(made, _, ids, layout, remaining):
         if max(remaining) > 3:
             texts = (row[padding:] for row, padding in zip(ids, layout.left_padding, strict=True))
             trees = [found(lambda path, text=text: log_q(text, path), every) for text in texts]
             sizes.append(len(made))
             assert sizes[-1] == max(1, *(sum(score >= math.log(LEAST) for score in tree.values()) for tree in trees))
-        return made
 
-    monkeypatch.setattr(TreeDrafter, "propose", counting)
+    watch_drafts(TreeDrafter, counting)
     target.generate(
         **padded((6, 6)), assistant_model=draft, lossy_mode="lossless", do_sample=False, max_new_tokens=24,
         eos_token_id=None, lossy_config={"tree": {"depth": 3, "top_k": 3, "nodes": "auto"}},

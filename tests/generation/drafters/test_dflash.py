@@ -72,7 +72,7 @@ def test_checkpoints_of_speculators_may_have_a_llama_s_configuration_and_the_tar
     torch.testing.assert_close(logits(DFlash.from_pretrained(tmp_path)), logits(head), atol=0, rtol=0)
 
 
-def test_drafts_are_those_of_transformers_own_generator(tmp_path, monkeypatch):
+def test_drafts_are_those_of_transformers_own_generator(tmp_path, monkeypatch, watch_drafts):
     """Up to the sliding window: transformers' is one token wider than the package dflash's in a block's first round."""
     pytest.importorskip("transformers.models.muse_glimmer_assistant", reason="no DFlash model in this version")
     from transformers.generation.candidate_generator import DFlashTokenCandidateGenerator
@@ -84,7 +84,7 @@ def test_drafts_are_those_of_transformers_own_generator(tmp_path, monkeypatch):
     values = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps({"vocab_size": VOCAB} | values))
     stock, ours = {}, {}
-    get, propose = DFlashTokenCandidateGenerator.get_candidates, BlockDrafter.propose
+    get = DFlashTokenCandidateGenerator.get_candidates
 
     def watch_stock(self, input_ids, *args, **kwargs):
         found = get(self, input_ids, *args, **kwargs)
@@ -92,14 +92,12 @@ def test_drafts_are_those_of_transformers_own_generator(tmp_path, monkeypatch):
             stock[input_ids.shape[1]] = found[1][0]
         return found
 
-    def watch_ours(self, ids, *args):
-        draft = propose(self, ids, *args)
+    def watch_ours(draft, _, ids, *more):
         if len(draft):
             ours[ids.shape[1]] = draft.logits[0]
-        return draft
 
     monkeypatch.setattr(DFlashTokenCandidateGenerator, "get_candidates", watch_stock)
-    monkeypatch.setattr(BlockDrafter, "propose", watch_ours)
+    watch_drafts(BlockDrafter, watch_ours)
     call = {"inputs": prompt(), "do_sample": False, "max_new_tokens": 24, "eos_token_id": None}
     texts = [
         target.generate(**call, assistant_model=model, speculation_type="dflash"),

@@ -106,15 +106,9 @@ def test_a_row_s_law_does_not_depend_on_what_other_rows_drafters_report():
     drafters = iter([Repeating(1, reports=True), Repeating(0)])
     ids = torch.ones(2, 1, dtype=torch.long)
     out = constant(P).generate(
-        ids,
-        attention_mask=ids,
-        candidate_generator=lambda **context: next(drafters),
-        lossy_mode="lossless",
-        lossy_config={"seed": 0},
-        do_sample=True,
-        top_k=0,
-        max_new_tokens=1500,
-    )
+        ids, attention_mask=ids, candidate_generator=lambda **context: next(drafters), lossy_mode="lossless",
+        lossy_config={"seed": 0}, do_sample=True, top_k=0, max_new_tokens=1500,
+    )  # fmt: skip
     for row in out[:, 1:].numpy():
         assert chi_square_p(np.bincount(row, minlength=len(P)), np.array(P)) > 1e-5
 

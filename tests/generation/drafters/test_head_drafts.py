@@ -139,16 +139,11 @@ def test_only_what_the_head_reads_is_kept_and_hooks_do_not_stay(monkeypatch):
 
 
 @pytest.mark.parametrize("settings", [{}, {"repetition_penalty": 1.4}], ids=["at once", "one by one"])
-def test_tokens_of_a_block_are_drawn_from_the_law_that_is_reported(settings, monkeypatch):
+def test_tokens_of_a_block_are_drawn_from_the_law_that_is_reported(settings, watch_drafts):
     """5,000 rows draw two tokens each: chi-square of the pairs at p > 1e-4. Under a penalty, q depends on the first."""
     target, head = tiny("llama"), random_dflash(output_multiplier=0.3)
-    drafts, propose = [], ChainDrafter.propose
-
-    def keep(self, ids, layout, remaining):
-        drafts.append((ids, propose(self, ids, layout, remaining)))
-        return drafts[-1][1]
-
-    monkeypatch.setattr(ChainDrafter, "propose", keep)
+    drafts = []
+    watch_drafts(ChainDrafter, lambda draft, _, ids, *more: drafts.append((ids, draft)))
     target.generate(
         prompt(3).repeat(5_000, 1), assistant_model=head, lossy_mode="lossless", lossy_config={"seed": 1},
         do_sample=True, top_k=3, num_assistant_tokens=2, max_new_tokens=4, eos_token_id=None, **settings,
@@ -193,42 +188,38 @@ def test_rows_of_a_prompt_that_is_read_in_chunks_are_plain_texts(kind):
 
 
 @pytest.mark.parametrize("cache", [None, "static"])
-def test_slots_move_where_only_a_prompt_s_end_is_known(cache, monkeypatch):
+def test_slots_move_where_only_a_prompt_s_end_is_known(cache, watch_drafts):
     target, head = TRAINED["DFlash"]()
-    unknown, propose = set(), ChainDrafter.propose
+    unknown = set()
 
-    def compare(self, ids, layout, remaining):
-        draft, first = propose(self, ids, layout, remaining), self.source.runner._first
+    def compare(draft, drafter, ids, layout, _):
         if len(draft) == 0:
-            return draft
-        unknown.add(first)
+            return
+        unknown.add(first := drafter.source.runner._first)
         for i, (row, padding) in enumerate(zip(layout.rows, layout.left_padding, strict=True)):
             begin = padding + max(LENGTHS) - LENGTHS[row]
             expected = dflash_logits(target, head, ids[i, begin:], BLOCK - 1, max(0, first - begin))
             torch.testing.assert_close(draft.logits[i], expected[: len(draft)], atol=2e-4, rtol=2e-4)
-        return draft
 
-    monkeypatch.setattr(ChainDrafter, "propose", compare)
+    watch_drafts(ChainDrafter, compare)
     call = CALL | padded() | {"prefill_chunk_size": 5, "cache_implementation": cache, "do_sample": False}
     drafting = {"assistant_model": head, "num_assistant_tokens": BLOCK - 1}
     target.generate(**call, **drafting, lossy_mode="lossless", lossy_config={"inspect": True})
     assert len(unknown) > 2
 
 
-def test_rows_of_a_batch_end_their_drafts_by_themselves(monkeypatch):
+def test_rows_of_a_batch_end_their_drafts_by_themselves(watch_drafts):
     target, head = TRAINED["DFlash"]()
-    seen, propose = [], ChainDrafter.propose
+    seen = []
 
-    def compare(self, ids, layout, remaining):
-        draft = propose(self, ids, layout, remaining)
+    def compare(draft, _, ids, layout, remaining):
         for i, length in enumerate((draft.lengths or [len(draft)] * len(ids)) if len(draft) else ()):
             law = draft.logits[i].softmax(-1).gather(-1, draft.tokens[i][:, None])[:, 0]
             assert (law[: max(0, length - 1)] >= 0.3).all()
             assert length in (len(law), BLOCK - 1) or law[length - 1] < 0.3 or length >= remaining[i] - 1
             seen.append(length)
-        return draft
 
-    monkeypatch.setattr(ChainDrafter, "propose", compare)
+    watch_drafts(ChainDrafter, compare)
     target.generate(
         **padded(), assistant_model=head, lossy_mode=["lossless", "fsd"], do_sample=False, max_new_tokens=24,
         lossy_config={"fsd": {"threshold": 1e-9}}, assistant_confidence_threshold=0.3, num_assistant_tokens=BLOCK - 1,

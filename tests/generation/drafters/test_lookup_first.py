@@ -81,18 +81,16 @@ def test_a_row_looks_up_where_that_promises_more_per_cost(kept: list[int], price
 
 
 @pytest.fixture
-def rounds(monkeypatch) -> list[tuple[list[bool], torch.Tensor, torch.Tensor]]:
+def rounds(watch_drafts) -> list[tuple[list[bool], torch.Tensor, torch.Tensor]]:
     """Note of each round which rows looked up, the texts, and what was drafted."""
-    seen, propose = [], LookupFirstDrafter.propose
+    seen = []
 
-    def proposing(self, ids, layout, remaining):
-        draft = propose(self, ids, layout, remaining)
-        looked = [bool(self._rows[row].looks_up) for row in layout.rows]
+    def note(draft, drafter, ids, layout, _):
+        looked = [bool(drafter._rows[row].looks_up) for row in layout.rows]
         lengths = draft.lengths or [len(draft)] * len(ids)
         seen.append((looked, ids.clone(), [tokens[:n] for tokens, n in zip(draft.tokens, lengths, strict=True)]))
-        return draft
 
-    monkeypatch.setattr(LookupFirstDrafter, "propose", proposing)
+    watch_drafts(LookupFirstDrafter, note)
     return seen
 
 

@@ -189,17 +189,11 @@ def test_dflash_goes_on_from_a_cache_that_holds_the_beginning(name, drafts):
     assert_said(drafts, lambda text, drafted: dflash_logits(target, head, text, BLOCK - 1, unknown=6))
 
 
-def test_a_schedule_stays_within_a_block(monkeypatch):
+def test_a_schedule_stays_within_a_block(watch_drafts):
     """Else it would add on where no block has more tokens, and come back late."""
     target, head = dflash_heads.trained_pair()
-    sizes, propose = [], BlockDrafter.propose
-
-    def noted(self, *args):
-        draft = propose(self, *args)
-        sizes.append(self.size)
-        return draft
-
-    monkeypatch.setattr(BlockDrafter, "propose", noted)
+    sizes = []
+    watch_drafts(BlockDrafter, lambda draft, drafter, *_: sizes.append(drafter.size))
     limits = {"tolerance": 1.0, "k": VOCAB}
     target.generate(
         prompt(), assistant_model=head, lossy_mode="topk", num_assistant_tokens_schedule="heuristic", max_new_tokens=60,
@@ -210,10 +204,7 @@ def test_a_schedule_stays_within_a_block(monkeypatch):
 
 
 def test_a_batch_s_rounds_compile_nothing_anew():
-    target, head = (
-        tiny("llama"),
-        dflash_heads.trained_pair()[1],
-    )  # nobody has asked this target for states
+    target, head = tiny("llama"), dflash_heads.trained_pair()[1]  # nobody has asked this target for states
     backend = Backend()
     counted(
         target, {"assistant_model": head, "lossy_config": {"compile": True}}, **INPUTS["batch"],

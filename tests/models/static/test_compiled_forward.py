@@ -22,7 +22,7 @@ from hf_lossy_assist.models.static.cache_slot import StaticCacheSlot, give_back,
 from hf_lossy_assist.models.static.forwards import Compiling, FixedForward, states_of
 from tests.chains import Generating
 from tests.graphs import Backend
-from tests.parity import assert_same_rows
+from tests.parity import assert_lossless
 from tests.tiny_models import noisy_copy, padded, prompt, tiny
 
 
@@ -41,17 +41,12 @@ def pair():
     return target, noisy_copy(target)
 
 
-def generate(pair, backend, compile=True, new=20, length=7, seed=0, **kwargs):
+def generate(pair, backend, compile=True, new=20, ids=None, **kwargs):
     return pair[0].generate(
-        prompt(length, seed),
-        assistant_model=pair[1],
-        lossy_mode="lossless",
-        lossy_config={"compile": compile},
-        compile_config=CompileConfig(backend=backend),
-        max_new_tokens=new,
-        eos_token_id=None,
-        **{"do_sample": False} | kwargs,
-    )
+        prompt() if ids is None else ids, assistant_model=pair[1], lossy_config={"compile": compile},
+        compile_config=CompileConfig(backend=backend), max_new_tokens=new, eos_token_id=None,
+        do_sample=False, **{"lossy_mode": "lossless"} | kwargs,
+    )  # fmt: skip
 
 
 def test_nothing_is_compiled_again(pair, backend):
@@ -59,8 +54,8 @@ def test_nothing_is_compiled_again(pair, backend):
     generate(pair, backend)
     assert backend.graphs == 3
     with torch.compiler.set_stance("fail_on_recompile"):
-        generate(pair, backend, new=24, length=5, seed=1)
-        generate(pair, backend, new=9, length=9, seed=2)
+        generate(pair, backend, new=24, ids=prompt(5, seed=1))
+        generate(pair, backend, new=9, ids=prompt(9, seed=2))
     assert backend.graphs == 3
 
 
@@ -99,10 +94,10 @@ def test_texts_that_grow_are_compiled_for_three_lengths_of_caches(backend):
     with warnings.catch_warnings(), torch._dynamo.config.patch(recompile_limit=2):
         warnings.filterwarnings("error", message=".*(no effect|no longer compiles)")
         for length in (10, 100, 150, 390, 400):
-            generate(own, backend, length=length)
+            generate(own, backend, ids=prompt(length))
         assert backend.graphs == before + 3 * 3
         with torch.compiler.set_stance("fail_on_recompile"):
-            generate(own, backend, length=380)
+            generate(own, backend, ids=prompt(380))
 
 
 @torch.no_grad()
@@ -169,16 +164,7 @@ def test_a_static_cache_of_the_user(pair, backend):
     first = generate(pair, backend, compile=None, new=10, **{CACHE: cache})
     assert torch.equal(first, plain[:, :17])
     assert int(cache.get_seq_length()) == 16
-    rest = target.generate(
-        first,
-        assistant_model=pair[1],
-        lossy_mode="lossless",
-        **{CACHE: cache},
-        max_new_tokens=10,
-        do_sample=False,
-        eos_token_id=None,
-    )
-    assert torch.equal(rest, plain)
+    assert torch.equal(generate(pair, backend, None, 10, first, **{CACHE: cache}), plain)
     assert torch.equal(generate(pair, backend, **{CACHE: StaticCache(target.config, max_cache_len=26)}), plain)
 
 
@@ -230,18 +216,8 @@ def test_inductor(monkeypatch):
     target = tiny("llama")
     target.model.layers = target.model.layers[:1]
     target.config.num_hidden_layers = 1
-    texts = [
-        target.generate(
-            prompt(6).repeat(1, 3),
-            prompt_lookup_num_tokens=3,
-            lossy_mode="topk",
-            lossy_config={"compile": compile},
-            max_new_tokens=20,
-            do_sample=False,
-            eos_token_id=None,
-        )
-        for compile in (None, True)
-    ]
+    looking_up = {"ids": prompt(6).repeat(1, 3), "prompt_lookup_num_tokens": 3, "lossy_mode": "topk"}
+    texts = [generate((target, None), "inductor", compile, **looking_up) for compile in (None, True)]
     assert torch.equal(*texts)
     assert len(programs._forwards[target]) == 1
     assert len(ran) > 3
@@ -279,15 +255,10 @@ def test_a_draft_that_shares_the_target_s_embeddings_is_compiled_too(pair):
     [({"cache_implementation": "static"}, [5, 9, 20, 30, 40]), ({"lossy_config": {"compile": True}}, None)],
 )
 def test_rows_of_a_batch_end_apart(pair, more, eos):
-    greedy = padded() | {"do_sample": False, "eos_token_id": eos, "max_new_tokens": 24, "output_logits": True}
-    plain = pair[0].generate(**greedy, return_dict_in_generate=True)
+    drafting = {"assistant_model": pair[1], "compile_config": CompileConfig(backend="eager"), **more}
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # it has an effect
-        ours = pair[0].generate(
-            **greedy, return_dict_in_generate=True, assistant_model=pair[1], lossy_mode="lossless",
-            compile_config=CompileConfig(backend="eager"), **more,
-        )  # fmt: skip
-    assert_same_rows(ours.sequences, plain)
+        plain, ours = assert_lossless(pair[0], drafting, **padded(), eos_token_id=eos, max_new_tokens=24)
     assert getattr(ours, CACHE) is None
     for a, b in zip(ours.logits, plain.logits, strict=True):
         for row in range(len(a)):

@@ -8,7 +8,7 @@ from transformers import CompileConfig
 
 from hf_lossy_assist.models.static.graphs import RECORDERS, CompiledRecording
 from tests.eagle3_heads import trained_pair
-from tests.graphs import CASES, EAGER, RECORDINGS, Backend, both, generated, llamas
+from tests.graphs import CASES, EAGER, RECORDINGS, Backend, assert_same, generated, llamas
 from tests.tiny_models import padded
 
 # Each case by itself is recorded with one text and with a batch by test_graphs.
@@ -26,8 +26,7 @@ NIGHTLY = pytest.mark.nightly
 def test_what_is_compiled_is_recorded(pair, case, inputs, recorder, default_ends):
     backend = Backend()
     kwargs = CASES[case] | inputs | {"compile_config": CompileConfig(backend=backend)}
-    eager, graphs = both(recorder, *pair(), **kwargs, graphs={"compile": True})
-    assert torch.equal(eager, graphs)
+    assert_same(recorder, *pair(), **kwargs, graphs={"compile": True})
     assert recorder.recordings == RECORDINGS.get(case, 3) + (pair is trained_pair)
     # Of EAGLE-3: the forward over what a round committed, and a token's, with and without the LM head.
     assert backend.graphs == (4 if pair is trained_pair else 3)
@@ -39,7 +38,7 @@ def test_other_settings_of_a_draw_compile_nothing(recorder):
     for temperature in (0.8, 0.5):
         recorder.replays = 0
         kwargs = {"do_sample": True, "temperature": temperature, "num_assistant_tokens": 4}
-        both(recorder, *pair, **kwargs, compile_config=CompileConfig(backend=backend), graphs={"compile": True})
+        assert_same(recorder, *pair, **kwargs, compile_config=CompileConfig(backend=backend), graphs={"compile": True})
         assert backend.graphs == 3  # the target's, and the draft's over two tokens and one
 
 

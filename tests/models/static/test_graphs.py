@@ -28,7 +28,7 @@ from tests.acceptors.table import judge_head
 from tests.dflash_heads import SLIDING, random_dflash
 from tests.dflash_heads import trained_pair as dflash_pair
 from tests.eagle3_heads import trained_pair
-from tests.graphs import CASES, EAGER, NEW, RECORDINGS, Recorder, both, generated, llamas, record
+from tests.graphs import CASES, EAGER, NEW, RECORDINGS, Recorder, assert_same, generated, llamas, record
 from tests.mtp_checkpoints import trained_pair as mtp_pair
 from tests.nightly import nightly, spread
 from tests.parity import assert_same_rows
@@ -49,31 +49,27 @@ def test_a_graph_reads_and_writes_in_place(recorder):
 @spread(case=[*CASES, "greedy"], inputs=[{"input_ids": prompt(5)}, padded()])
 def test_equal_to_the_eager_loop(case, inputs, recorder, default_ends):
     """Also where the prompt is shorter than a round, and is filled up."""
-    eager, graphs = both(recorder, *llamas(), **CASES[case] | inputs)
-    assert torch.equal(eager, graphs)
+    assert_same(recorder, *llamas(), **CASES[case] | inputs)
     assert recorder.recordings == RECORDINGS.get(case, recorder.recordings)
 
 
 @pytest.mark.parametrize("seed", [8, 10, 15])
 def test_rows_without_room_draw_nothing(seed, recorder):
     """Their positions end otherwise in graphs, so they would be sure of other tokens, and keep other rows drawing."""
-    eager, graphs = both(recorder, *llamas(), config={"seed": seed}, **CASES["drawn, a threshold"] | padded())
-    assert torch.equal(eager, graphs)
+    assert_same(recorder, *llamas(), config={"seed": seed}, **CASES["drawn, a threshold"] | padded())
 
 
 @pytest.mark.parametrize(("pair", "sure"), [(llamas, 0.1), (trained_pair, 0.1), (mtp_pair, 0.1), (dflash_pair, 0.5)])
-def test_no_draft_is_longer_than_those_of_its_rows(pair, sure, recorder, monkeypatch):
-    unequal, propose = [], ChainDrafter.propose
+def test_no_draft_is_longer_than_those_of_its_rows(pair, sure, recorder, watch_drafts):
+    unequal = []
 
-    def compared(self, ids, layout, remaining):
-        draft = propose(self, ids, layout, remaining)
+    def compare(draft, _, ids, *more):
         lengths = [len(draft)] * len(ids) if draft.lengths is None else draft.lengths
         assert max(lengths) == len(draft)
         unequal.append(len(set(lengths)) > 1)
-        return draft
 
-    monkeypatch.setattr(ChainDrafter, "propose", compared)
-    both(recorder, *pair(), **padded(), num_assistant_tokens=5, assistant_confidence_threshold=sure)
+    watch_drafts(ChainDrafter, compare)
+    assert_same(recorder, *pair(), **padded(), num_assistant_tokens=5, assistant_confidence_threshold=sure)
     assert any(unequal)
 
 
@@ -82,8 +78,7 @@ def test_a_draft_of_another_vocabulary_is_one_graph(case, inputs, recorder):
     size, do_sample = case
     target, draft = llamas()
     draft = resized(draft, size)
-    eager, graphs = both(recorder, target, draft, num_assistant_tokens=4, do_sample=do_sample, **inputs)
-    assert torch.equal(eager, graphs)
+    assert_same(recorder, target, draft, num_assistant_tokens=4, do_sample=do_sample, **inputs)
     assert recorder.recordings == 2
 
 
@@ -91,8 +86,7 @@ def test_a_draw_s_settings_have_a_graph_of_their_own(recorder):
     pair = llamas()
     for temperature, recordings in ((0.8, 2), (0.5, 1), (0.8, 0)):
         recorder.recordings = recorder.replays = 0
-        eager, graphs = both(recorder, *pair, do_sample=True, temperature=temperature, num_assistant_tokens=4)
-        assert torch.equal(eager, graphs)
+        assert_same(recorder, *pair, do_sample=True, temperature=temperature, num_assistant_tokens=4)
         assert recorder.recordings == recordings
 
 
@@ -100,8 +94,7 @@ def test_a_draw_s_settings_have_a_graph_of_their_own(recorder):
 def test_equal_in_every_architecture(architecture, case, recorder):
     """Sliding windows shorter than the text, learned positions, soft-capping, two kinds of layers."""
     target = tiny(architecture)
-    eager, graphs = both(recorder, target, noisy_copy(target), **CASES[case])
-    assert torch.equal(eager, graphs)
+    assert_same(recorder, target, noisy_copy(target), **CASES[case])
 
 
 HEADS = [
@@ -125,23 +118,20 @@ MORE = [
 def test_heads_on_states(pair, architecture, case, inputs, recorder, default_ends):
     """A head's own layers are in graphs, too: for what a round has committed, and for drafts, nodes or a block."""
     target, head = pair(architecture)
-    eager, graphs = both(recorder, target, head, **CASES[case] | inputs)
-    assert torch.equal(eager, graphs)
+    assert_same(recorder, target, head, **CASES[case] | inputs)
     assert last_stats(target).accepted > 0
     assert recorder.recordings == 3 + 2 * (pair is not dflash_pair and ("default" in case or "threshold" in case))
 
 
 def test_dflash_with_sliding_windows_and_few_tokens(recorder):
     target, head = tiny("llama"), random_dflash(drafted=24, layers=SLIDING, is_causal=None)
-    eager, graphs = both(recorder, target, head, lossy_mode="topk", num_assistant_tokens=4, **padded())
-    assert torch.equal(eager, graphs)
+    assert_same(recorder, target, head, lossy_mode="topk", num_assistant_tokens=4, **padded())
     assert recorder.recordings == 3
 
 
 def test_a_rule_that_reads_states(recorder):
     pair = llamas()
-    eager, graphs = both(recorder, *pair, lossy_mode="judge", lossy_head=judge_head(*pair), num_assistant_tokens=4)
-    assert torch.equal(eager, graphs)
+    assert_same(recorder, *pair, lossy_mode="judge", lossy_head=judge_head(*pair), num_assistant_tokens=4)
 
 
 def test_texts_that_grow(recorder):
@@ -150,8 +140,7 @@ def test_texts_that_grow(recorder):
     for length in (10, 60, 150, 400, 900):
         kwargs = {"input_ids": prompt(length), "max_new_tokens": 100, "num_assistant_tokens": 4}
         recorder.replays = 0
-        eager, graphs = both(recorder, target, draft, **kwargs)
-        assert torch.equal(eager, graphs)
+        assert_same(recorder, target, draft, **kwargs)
     first = recorder.recordings
     assert first == 2 * 4  # the target's forward, and a draft
     target.generate(
@@ -170,7 +159,7 @@ def long_pair():
 def test_the_returned_cache_is_dynamic_and_goes_on(recorder):
     target, draft = llamas()
     kwargs = {"return_dict_in_generate": True, "num_assistant_tokens": 4}
-    eager, graphs = both(recorder, target, draft, **kwargs)
+    eager, graphs = assert_same(recorder, target, draft, **kwargs)
     caches = [getattr(x, CACHE) for x in (eager, graphs)]
     assert type(caches[0]) is type(caches[1])
     assert caches[0].get_seq_length() == caches[1].get_seq_length()
@@ -187,7 +176,7 @@ def test_a_batch_s_rows_end_apart(recorder):
     plain = llamas()[0].generate(
         **kwargs | {"num_assistant_tokens": None}, do_sample=False, max_new_tokens=NEW, return_dict_in_generate=True
     )
-    _, graphs = both(recorder, *llamas(), **kwargs, return_dict_in_generate=True)
+    _, graphs = assert_same(recorder, *llamas(), **kwargs, return_dict_in_generate=True)
     assert_same_rows(graphs.sequences, plain)
 
 
@@ -195,10 +184,7 @@ def test_a_batch_s_rows_end_apart(recorder):
     ("more", "config"), [({"max_new_tokens": 8}, {}), ({"disable_compile": True}, {}), ({}, EAGER)]
 )
 def test_what_stays_eager(more, config, recorder):
-    target, draft = llamas()
-    target.generate(
-        prompt(), assistant_model=draft, lossy_mode="lossless", lossy_config=config, **{"max_new_tokens": NEW} | more
-    )
+    generated(*llamas(), lossy_config=config, **more)
     assert not recorder.recordings
 
 
@@ -212,16 +198,14 @@ def test_trials_read_no_padding(config, recorder):
     for parameter in target.parameters():
         parameter.data *= 3
     batch = {"input_ids": prompt(30).repeat(2, 1), "attention_mask": mask, "num_assistant_tokens": 4}
-    eager, graphs = both(recorder, target, noisy_copy(target), config=config, **batch)
-    assert torch.equal(eager, graphs)
+    assert_same(recorder, target, noisy_copy(target), config=config, **batch)
 
 
 def test_hooks_on_the_draft_run_once_per_token(recorder):
     """Those that time forwards wait for the device, which no recording allows."""
     (target, draft), seen = llamas(), []
     hook = draft.get_decoder().register_forward_hook(lambda *_: seen.append(1))
-    kwargs = {"lossy_mode": "lossless", "do_sample": False, "num_assistant_tokens": 3, "max_new_tokens": NEW}
-    target.generate(prompt(), assistant_model=draft, **kwargs)
+    generated(target, draft, num_assistant_tokens=3)
     hook.remove()
     warm_ups = 2 * 5  # at each of two widths: one to make the cache, one by one, and three of the graph
     assert recorder.replays
@@ -319,8 +303,7 @@ def test_graphs_of_one_cache_share_its_memory(recorder, default_ends):
     target, draft = llamas()
     for temperature in (0.8, 0.5):
         recorder.replays = 0
-        eager, graphs = both(recorder, target, draft, do_sample=True, temperature=temperature)
-        assert torch.equal(eager, graphs)
+        assert_same(recorder, target, draft, do_sample=True, temperature=temperature)
     (_, of_target), (_, of_draft) = cache_slot._idle[target][0], cache_slot._idle[draft][0]
     assert of_target.memory.pool is not of_draft.memory.pool
     assert len(of_target.memory.pool) == len(of_target.graphs)
