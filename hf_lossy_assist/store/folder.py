@@ -125,7 +125,7 @@ def _lock(path: Path) -> FileLock:
 def read_manifest(folder: Path, command: str, kinds: Mapping[str, Any], argument: str) -> dict[str, Any]:
     """Read the manifest that ``lossy-assist COMMAND`` wrote; raise if a field is missing or has another type."""
     try:
-        manifest = dict(from_json((folder / MANIFEST).read_bytes(), "it"))
+        manifest = {**from_json((folder / MANIFEST).read_bytes(), "it")}
         if wrong := [name for name, kind in kinds.items() if not isinstance(manifest.get(name), kind)]:
             raise TypeError(f"{wrong[0]!r} is missing or of another type")
     except (OSError, TypeError, ValueError) as error:

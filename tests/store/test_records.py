@@ -137,7 +137,8 @@ def test_what_is_no_such_folder_is_refused(tmp_path):
         with pytest.raises(LossyValueError, match=rf"line 3 of .*{said}"):
             Lines(tmp_path, PLAN)
     plan = json.dumps(PLAN)
-    for text in ("[]", "{}", plan[:-1], plan.replace("[7, 8]", '"x"'), plan.replace('{"a": {"k": 1}}', "[1]")):
+    others = ("[]", "{}", plan[:-1], plan.replace("[7, 8]", '"x"'), plan.replace('{"a": {"k": 1}}', "[1]"))
+    for text in (*others, json.dumps([*PLAN.items()])):
         (tmp_path / MANIFEST).write_text(text)
         for given in (PLAN, None):
             argument = "out" if given else "folder"
