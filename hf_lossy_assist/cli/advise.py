@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from dataclasses import fields
 from typing import Annotated
 
 from cyclopts import Parameter
@@ -48,11 +49,11 @@ def advise(
     )  # fmt: skip
     screen.print("\n".join(advice.said), highlight=False)
     screen.print(advice.table())
-    named = {
-        "--pair": models.pair, "--model": models.model, "--assistant": models.assistant, "--dtype": models.dtype,
-        "--draft-dtype": models.draft_dtype, "--task": prompts.task, "--data": prompts.data,
-    }  # fmt: skip
-    given = shlex.join(word for option in named.items() if option[1] for word in option)
-    screen.print(advice.next_step.replace("…", given), highlight=False, soft_wrap=True)
+    given = []  # evaluate has the same options
+    for group in (models, prompts):
+        for x in fields(group):
+            if (value := getattr(group, x.name)) not in (None, False):
+                given += [f"--{x.name.replace('_', '-')}", *([] if value is True else [f"{value}"])]
+    screen.print(advice.next_step.replace("…", shlex.join(given)), highlight=False, soft_wrap=True)
     if out is not None:
         screen.print(f"written: {out}", style="dim", soft_wrap=True)
