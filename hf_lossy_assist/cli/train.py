@@ -40,11 +40,9 @@ class Training:
     def start(self, out: Path) -> None:
         from transformers.utils.logging import disable_progress_bar
 
-        from ..heads.repository import CONFIG, WEIGHTS
-
-        if there := [name for name in (CONFIG, WEIGHTS) if (out / name).exists()]:
+        if there := sorted(path.name for path in out.glob("[!.]*")):
             raise LossyValueError(
-                f"`out` has to be a folder without a head, but {str(out)!r} has a {there[0]}; choose another folder"
+                f"`out` has to be a new or an empty folder, but {str(out)!r} has a {there[0]}; choose another folder"
             )
         limit_threads(self.threads)
         disable_progress_bar()

@@ -55,7 +55,7 @@ def test_a_judge_is_trained_and_described(mined, tmp_path):
     assert printed.splitlines()[-1] == use
     before = (tmp_path / "model.safetensors").read_bytes()
     refused = run("judge", "--data", mined, "--out", tmp_path, status=2)
-    assert "`--out` has to be a folder without a head" in refused
+    assert "`--out` has to be a new or an empty folder" in refused
     assert (tmp_path / "model.safetensors").read_bytes() == before
 
 
@@ -112,3 +112,11 @@ def test_errors_are_one_line(mined, ratio_data, tmp_path, arguments, message):
     assert line.startswith("error: ")
     assert message in line
     assert not (tmp_path / "head").exists()
+
+
+def test_a_head_does_not_go_into_a_folder_of_something_else(mined, tmp_path):
+    (tmp_path / "summary.json").touch()
+    refused = run("judge", "--data", mined, "--out", tmp_path, status=2)
+    assert "`--out` has to be a new or an empty folder" in refused
+    assert "has a summary.json" in refused
+    assert [path.name for path in tmp_path.iterdir()] == ["summary.json"]
