@@ -46,6 +46,8 @@ class Records(Generic[Row]):
         Types of the manifest's values that have to be there.
     growing
         Values of the plan that a later run may extend: objects by keys, and lists at their end.
+    argument
+        What names a folder that is read.
     """
 
     row_type: ClassVar[type]
@@ -54,6 +56,7 @@ class Records(Generic[Row]):
     file: ClassVar[str]
     kinds: ClassVar[Mapping[str, Any]] = {}
     growing: ClassVar[frozenset[str]] = frozenset()
+    argument: ClassVar[str] = "folder"
 
     def __init__(self, folder: Path | None = None, plan: Mapping[str, Any] | None = None) -> None:
         self.folder, self.plan = folder, dict(plan or {})
@@ -63,7 +66,7 @@ class Records(Generic[Row]):
         self.lock = nullcontext() if folder is None or plan is None else folder_lock(folder)
         if folder is not None:
             with self.lock:
-                self.plan = self._manifest("folder") if plan is None else self._agree(self.plan)
+                self.plan = self._manifest(self.argument) if plan is None else self._agree(self.plan)
             self.refresh()
 
     def __iter__(self) -> Iterator[Row]:
@@ -119,7 +122,7 @@ class Records(Generic[Row]):
         content = path.read_bytes() if path.is_file() else b""
         if hashlib.sha256(content).hexdigest() != found:
             raise LossyValueError(
-                f"`folder` has to hold whole rows, but {str(path)!r} is missing or damaged; repeat the "
+                f"`{self.argument}` has to hold whole rows, but {str(path)!r} is missing or damaged; repeat the "
                 f"`{self.command}` command, which makes it again"
             )
         return load(content)

@@ -208,10 +208,6 @@ def read_ratios(folder: str | Path) -> tuple[Ratios, Origin]:
 
 
 def _load(folder: str | Path, kind: str) -> Mined:
-    if not Path(folder).is_dir():
-        raise LossyValueError(
-            f"`data` has to be a folder that `lossy-assist mine` wrote, but there is no folder {str(folder)!r}"
-        )
     mined = load_mined(folder)
     found = mined.manifest["kind"]
     if found != kind:

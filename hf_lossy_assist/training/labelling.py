@@ -61,7 +61,7 @@ Labelled = tuple[PromptLabels, Mapping[str, np.ndarray]]
 class LabelFolder(Records[PromptLabels]):
     """Finished prompts; the arrays of each are the columns of its labelled tokens."""
 
-    row_type, command, file = PromptLabels, "mine", "prompts.jsonl"
+    row_type, command, file, argument = PromptLabels, "mine", "prompts.jsonl", "data"
     kinds = {"kind": str, "task": str, "target": (dict, NoneType), "draft": dict, "settings": dict}  # noqa: RUF012
     growing = frozenset({"problems"})
 
@@ -83,7 +83,7 @@ def load_mined(folder: str | Path) -> Mined:
     found = LabelFolder(Path(folder))
     if not len(found):
         raise LossyValueError(
-            f"`folder` has to hold mined prompts, but {str(folder)!r} has none yet; repeat the `mine` command"
+            f"`data` has to hold mined prompts, but {str(folder)!r} has none yet; repeat the `mine` command"
         )
     parts = [(row.id, arrays) for row in found if (arrays := found.arrays(row.id))]
     names = [name for name in parts[0][1] if all(name in arrays for _, arrays in parts)] if parts else []

@@ -93,14 +93,14 @@ def test_a_verifier_is_trained_and_described(ratio_data, tmp_path):
     ("arguments", "message"),
     [
         (("judge", "--data", "MINED", "--model", "/nowhere/at/all"), "`--model`"),
-        (("judge", "--data", "/nowhere/at/all"), "'/nowhere/at/all'"),
+        (("judge", "--data", "/nowhere/at/all"), "`--data` has to be a folder that `lossy-assist mine` wrote"),
         (("judge", "--data", "RATIOS"), "`lossy-assist train verifier`"),
         (("verifier", "--data", "MINED"), "`lossy-assist train judge`"),
         (("judge", "--data", "MINED", "--recall", "1.5"), "`--recall`"),
         (("verifier", "--data", "RATIOS", "--recall", "0"), "`--recall`"),
         (("judge", "--data", "MINED", "--pair", "arithmetic"), "but 'arithmetic' differs: of the target"),
         (("verifier", "--data", "RATIOS", "--lambda", "0"), "`--lambda`"),
-        (("judge", "--data", "EMPTY"), "EMPTY"),
+        (("judge", "--data", "EMPTY"), "`--data` has to be a folder that `lossy-assist mine` wrote"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else None,
 )

@@ -97,7 +97,7 @@ def broken_ratios(folder):
 
 
 @pytest.mark.parametrize(("write", "read", "said"), [
-    (lambda x: None, read_judged, r"there is no folder '.*data'"),
+    (lambda x: None, read_judged, "`data` has to be a folder that `lossy-assist mine` wrote"),
     (lambda x: x.mkdir(), read_judged, r"manifest\.json"),
     (lambda x: write_judged(x, judged(prompts=4)), read_ratios, "'ratio', but .* 'judge'; use `.* train judge`"),
     (lambda x: write_ratios(x, ratios(prompts=4)), read_judged, "'judge', but .* 'ratio'; use `.* train verifier`"),
