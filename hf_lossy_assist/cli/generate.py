@@ -39,7 +39,7 @@ def generate(
 ) -> None:
     """Continue a prompt with a drafter and an acceptance rule, streaming."""
     decoding.check()
-    options.check_names(mode)
+    options.check_names(mode, ["everything"])
     models.check({"PROMPT": prompt}, lookup=decoding.prompt_lookup)
     import torch
     from transformers import set_seed
@@ -81,11 +81,9 @@ def generate(
             return_dict_in_generate=True,
         )
     if example.answer:
-        text = pair.tokenizer.decode(output.sequences[0, len(ids) :], skip_special_tokens=True)
-        right = pair.task.correct(example, text)
-        screen.print(
-            "The answer is right." if right else f"The answer is wrong: {example.answer} is right.", style="dim"
-        )
+        outcome = options.outcome(pair, example, output.sequences[0, len(ids) :], max_new_tokens)
+        others = "." if outcome == "right" else f": {example.answer} is right."
+        screen.print(f"The answer is {outcome}{others}", style="dim")
     if stats:
         screen.print(figures_table(output.lossy_stats.figures(), output.lossy_stats.title))
 

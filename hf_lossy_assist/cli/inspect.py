@@ -68,8 +68,7 @@ def inspect(
         records = seen.stats.records if seen.stats else [TokenRecord(x, "target") for x in seen.rows[0].tolist()]
         figures = seen.stats.brief() if seen.stats else {}
         if example.answer:
-            text = pair.tokenizer.decode(seen.rows[0], skip_special_tokens=True)
-            figures = {"answer": "right" if pair.task.correct(example, text) else "wrong", **figures}
+            figures = {"answer": options.outcome(pair, example, seen.rows[0], max_new_tokens), **figures}
         return InspectedText(mode.label, records, figures)
 
     InspectionPage([*map(text_of, named)], pair.tokenizer, example.prompt).save(file)

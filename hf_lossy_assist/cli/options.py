@@ -24,6 +24,8 @@ from ..values import check_name
 from .console import limit_threads
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from ..evaluation.modes import DecodingMode
     from ..heads import Head
     from ..pairs import Pair
@@ -41,12 +43,13 @@ AT_LEAST_0 = Parameter(validator=Number(gte=0))
 AT_LEAST_1 = Parameter(validator=Number(gte=1))
 
 
-def check_names(modes: str) -> None:
-    """Refuse modes of unknown rules before torch is imported, which takes seconds."""
+def check_names(modes: str, others: Sequence[str] = ("plain", "draft", "stock", "everything", "all")) -> None:
+    """Refuse modes of unknown rules before torch is imported, which takes seconds; ``others`` are taken, too."""
     for part in split(modes, ","):
         if not os.path.exists(part.strip()) and not OWN_RULE.search(part):
             for name in Spelling.read(part, "modes").names:
-                check_name("modes", name, ["plain", "draft", "stock", "everything", "all", *get_args(LossyMode)])
+                if name not in ("plain", "draft", "stock"):  # an error of its own says what to take in their place
+                    check_name("modes", name, [*others, *get_args(LossyMode)])
 
 
 PairName = Literal["arithmetic", "qwen-coder"]
@@ -235,6 +238,13 @@ def shown(prompt: str | None, pair: str | None) -> Example:
     task = Prompts().of(pair)
     at = _SHOWN if task.scored else 0
     return task.examples("test", at + 1)[at]
+
+
+def outcome(pair: Pair, example: Example, tokens: Tensor, longest: int) -> str:
+    """Say in a word or two what an answer is, given its tokens and how many it may have."""
+    if pair.task.correct(example, pair.tokenizer.decode(tokens, skip_special_tokens=True)):
+        return "right"
+    return "cut off" if len(tokens) == longest and tokens[-1] != pair.tokenizer.eos_token_id else "wrong"
 
 
 @Parameter(name="*", group=DECODING)

@@ -24,7 +24,8 @@ DRAFT_ONLY = f"{LETTERS} --assistant TINY/draft --out OUT"
 # For each command, options and a pattern of the message. M stands for options that name tiny models.
 ERRORS = {
     "generate": [
-        (f"{PAIR} --mode topkk", "`--mode` has to be one of .* did you mean 'topk'"),
+        (f"{PAIR} --mode topkk", r"`--mode` has to be one of \['everything', 'lossless', .* did you mean 'topk'"),
+        (f"{PAIR} --mode all", r"`--mode` has to be one of \['everything', 'lossless', .* but is 'all'"),
         (f"{PAIR} --mode ears:beta=2", "`beta` of the rule 'ears'"),
         (f"{PAIR} --mode ears:bta=0.1", "`--mode` key 'bta' is unknown .* did you mean 'beta'"),
         (f"{PAIR} --mode ears:beta", "`--mode` has to have settings KEY=VALUE"),

@@ -54,7 +54,7 @@ def test_the_pair_needs_no_models_and_no_prompt(bundled, tiny_pair_folder):
     printed = run("--pair", "arithmetic", "--max-new-tokens", "12")
     assert example.prompt in printed
     assert continuation(tiny_pair_folder, example.prompt) in printed
-    assert f"The answer is wrong: {example.answer} is right." in printed
+    assert f"The answer is cut off: {example.answer} is right." in printed
     assert run_pair() == continuation(tiny_pair_folder) + "\n"
 
 

@@ -10,7 +10,7 @@ import pytest
 from tests.cli.running import invoke
 
 PROMPT = "Question: Ada has 5 apples.\nAnswer:"
-ANSWER = re.compile("<dt>answer</dt><dd>(right|wrong)</dd>")
+ANSWER = re.compile("<dt>answer</dt><dd>(right|wrong|cut off)</dd>")
 
 
 def page_of(folder: Path, options: str, *words: str) -> str:
@@ -42,7 +42,7 @@ def test_models_of_one_s_own_continue_a_prompt(tiny_pair_folder, tmp_path: Path)
 def test_the_page_of_the_default_problem_has_a_title_and_says_whether_answers_are_right(bundled, tmp_path: Path):
     page = page_of(tmp_path, "--pair arithmetic --max-new-tokens 8")
     assert re.findall(r"<h1>(.*)</h1>", page) == ["What became of every token"]
-    assert ANSWER.findall(page) == ["wrong", "wrong"]
+    assert ANSWER.findall(page) == ["cut off", "cut off"]
 
 
 def test_a_lossy_rule_stands_beside_the_lossless_one_and_keeps_tokens_of_its_own(tmp_path: Path):
