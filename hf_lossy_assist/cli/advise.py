@@ -34,10 +34,11 @@ def advise(
     The target answers the prompts, and target and draft model read the answers
     once. Without --modes, the usual rules are compared. Rules that look at
     whole drafts or at states, and other drafters, are not predicted: measure a
-    dozen prompts with `evaluate`. OUT gets advice.json.
+    dozen prompts with `evaluate`. OUT gets advice.json, and
+    generation_config.json with the recommended setting.
     """
     need("lab", "`lossy-assist advise`")
-    options.check_names(modes or "all")
+    options.check_names(modes or "lossless", ["everything"])
     models.check({})
     task = prompts.of(models.pair)
     from ..evaluation.advising import advise as advice_on
@@ -49,11 +50,11 @@ def advise(
     )  # fmt: skip
     screen.print("\n".join(advice.said), highlight=False)
     screen.print(advice.table())
-    given = []  # evaluate has the same options
-    for group in (models, prompts):
-        for x in fields(group):
-            if (value := getattr(group, x.name)) not in (None, False):
-                given += [f"--{x.name.replace('_', '-')}", *([] if value is True else [f"{value}"])]
-    screen.print(advice.next_step.replace("…", shlex.join(given)), highlight=False, soft_wrap=True)
+    given = {x.name: getattr(group, x.name) for group in (models, prompts) for x in fields(group)}
+    words = []  # evaluate has the same options
+    for name, value in {**given, "max_new_tokens": max_new_tokens}.items():
+        if value not in (None, False):
+            words += [f"--{name.replace('_', '-')}", *([] if value is True else [f"{value}"])]
+    screen.print(advice.next_step(shlex.join(words)), highlight=False, soft_wrap=True)
     if out is not None:
         screen.print(f"written: {out}", style="dim", soft_wrap=True)

@@ -190,15 +190,14 @@ class Advice:
             + ("." if speeds.costs.clock == "wall" else ", in computing time of one thread, which is steadier here."),
         ]  # fmt: skip
 
-    @property
-    def next_step(self) -> str:
-        """The modes to measure next, and why."""
+    def next_step(self, options: str = "…") -> str:
+        """Say which modes to measure next, and why; ``options`` name models and prompts."""
         few = sorted(self.front, key=lambda row: row.times_lossless)[-3:]
         settings = [f"lossless@{self._lossless.gamma}", *(with_gamma(row.mode, row.gamma) for row in few)]
         modes = ",".join(["plain", *settings])
         return (
             "What other tokens do to answers is not known here, nor are rules that look at whole drafts or at states, "
-            f"nor other drafters: measure a dozen prompts. Next: lossy-assist evaluate … --modes {modes}"
+            f"nor other drafters: measure a dozen prompts. Next: lossy-assist evaluate {options} --modes {modes}"
         )
 
     def table(self) -> NumberTable:

@@ -46,8 +46,9 @@ def test_rows_are_of_the_rules_and_draft_lengths_asked_for(bundled, tmp_path):
 
 
 def test_the_next_command_has_all_that_was_given(bundled):
-    shown = run("--modes", "lossless@2", "--prepack", "--threads", "1", "--split", "train")
-    assert "evaluate --pair arithmetic --prepack --threads 1 --split train --modes plain,lossless@" in shown
+    shown = run("--modes", "lossless@2", "--prepack", "--threads", "1", "--split", "train", "--max-new-tokens", "9")
+    given = "--pair arithmetic --prepack --threads 1 --split train --max-new-tokens 9"
+    assert f"evaluate {given} --modes plain,lossless@" in shown
 
 
 def test_a_larger_limit_uses_the_answers_that_are_there(bundled, tmp_path):

@@ -89,7 +89,7 @@ ERRORS = {
         ),
         (f"{PAIR} --modes judge", "only rules that judge position by position"),
         (f"{PAIR} --modes plain", "`--modes` has to name rules"),
-        (f"{PAIR} --modes topq --out OUT", "did you mean 'topk'"),
+        (f"{PAIR} --modes topq --out OUT", r"one of \['everything', 'lossless', .* did you mean 'topk'"),
         ("--pair nope --out OUT", "--pair"),
     ],
     "calibrate": [

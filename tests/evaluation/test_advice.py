@@ -80,7 +80,7 @@ def test_where_repeats_differ_the_recommendation_says_how_little_is_sure(advice)
     (said,) = (line for line in torn.said if line.startswith("Recommended"))
     assert said.startswith("Recommended for speed: lossless@5: ")
     assert "no rule is surely faster. Little is sure, since in 2 repeats a drafted token took 100 to 200 ms" in said
-    assert "evaluate" in torn.next_step
+    assert "evaluate" in torn.next_step()
     assert (torn.entry["steady"], torn.entry["recommended"]) == (False, "lossless@5")
     assert (advice.entry["steady"], advice.entry["recommended"]) == (True, "near@8")
     assert "Little is sure" not in advice.how_sure
