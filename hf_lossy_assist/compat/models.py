@@ -100,13 +100,12 @@ def innermost(model: Any) -> Any:
     return inner.get_base_model() if hasattr(inner, "get_base_model") else inner
 
 
-def unwrap(model: Any) -> PreTrainedModel:
-    """Return the generating transformers model inside a pipeline and wrappers."""
+def unwrap(model: Any, argument: str = "model") -> PreTrainedModel:
+    """Return the generating transformers model inside a pipeline and wrappers; ``argument`` is what names it."""
     inner = innermost(model)
     if not isinstance(inner, GenerationMixin):
-        raise LossyValueError(
-            f"`model` has to be a transformers model that can generate, but is a {type(model).__name__}"
-        )
+        given = type(model).__name__ + ("; pass its `target`" if hasattr(model, "target") else "")
+        raise LossyValueError(f"`{argument}` has to be a transformers model that can generate, but is a {given}")
     return inner
 
 

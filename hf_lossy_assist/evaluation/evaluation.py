@@ -13,7 +13,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from .. import tasks
 from ..compat.inputs import ending_tokens
-from ..compat.models import device_of, is_sharded
+from ..compat.models import device_of, is_sharded, unwrap
 from ..drafting.vocabulary import vocabulary_sizes
 from ..errors import LossyUnsupportedError, LossyValueError, brief, need, warn
 from ..generation.certificate import draft_changes
@@ -56,6 +56,7 @@ class Evaluation(Checked):
     def __post_init__(self) -> None:
         super().__post_init__()
         target, draft, tokenizer = self.pair.target, self.pair.draft, self.pair.tokenizer
+        unwrap(target, "target")  # refuses what can't generate
         if self.process.count > 1 and is_sharded(target):
             raise LossyUnsupportedError("processes that share one model can't share the problems; run one process")
         if tokenizer is not None and isinstance(draft, PreTrainedModel):

@@ -102,7 +102,7 @@ class LossyVerification(LogitsProcessor):
         tokenizer: Any = None,
         **config: Any,
     ) -> None:
-        self.target = unwrap(target)
+        self.target = unwrap(target, "target")
         self.config = LossyConfig.from_fields(mode, config, lossy_head, device=device_of(self.target))
         self.tokenizer = tokenizer
         self.config.limits.bind(tokenizer)  # refuses unknown markers

@@ -301,6 +301,16 @@ def test_what_is_no_mode_task_or_draft_is_named(pair, given, said):
         hf_lossy_assist.evaluate(pair.target, **options)
 
 
+def test_a_pair_in_place_of_a_target_is_told_to_pass_its_target(pair):
+    calls = {
+        "model": lambda: hf_lossy_assist.enable(pair),
+        "target": lambda: hf_lossy_assist.evaluate(pair, tokenizer=pair.tokenizer, task=pair.task),
+    }
+    for argument, call in calls.items():
+        with pytest.raises(LossyValueError, match=f"`{argument}` has to be .* is a Pair; pass its `target`"):
+            call()
+
+
 def test_heads_may_be_named_and_have_names_of_their_own(models, tmp_path, monkeypatch):
     monkeypatch.setattr(Evaluation, "complete", lambda self, out: self)
     head = judge_head(models.target, models.draft)
