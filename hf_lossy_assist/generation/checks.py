@@ -34,11 +34,12 @@ def check_decoding(mode: Any, given: GivenFields) -> None:
             f"`num_beams` has to be 1 with `lossy_mode` {mode!r}, but is {beams!r}: beam search ranks whole texts "
             f"against each other, and a rule judges single tokens; pass `num_beams=1`"
         )
-    if asked.get("cache_implementation") == "paged":
-        raise LossyUnsupportedError(
-            f"`cache_implementation` 'paged' can't be used with `lossy_mode` {mode!r}, because it asks for continuous "
-            "batching, which has a loop of its own; leave it out"
-        )
+    for name, why in _OTHER_CACHES.items():
+        if asked.get("cache_implementation") == name:
+            raise LossyUnsupportedError(
+                f"`cache_implementation` {name!r} can't be used with `lossy_mode` {mode!r}, because it {why}; leave it "
+                "out"
+            )
     if (weight := asked.get("assistant_ensemble_weight", 1)) != 1:
         raise LossyUnsupportedError(
             f"`assistant_ensemble_weight` {weight!r} asks for transformers' own rule, in place of which `lossy_mode` "
@@ -53,6 +54,10 @@ def check_decoding(mode: Any, given: GivenFields) -> None:
             )
 
 
+_OTHER_CACHES = {
+    "paged": "asks for continuous batching, which has a loop of its own",
+    "quantized": "rounds tokens together and can't forget some of them",
+}
 _OTHER_DECODING = {
     "num_beam_groups": "group beam search, which ranks whole texts against each other",
     "constraints": "constrained beam search, which ranks whole texts against each other",
