@@ -29,6 +29,7 @@ STATES = {
 """The states of a model that a head may read: inputs of its LM head."""
 
 _HEADER = ("library_name", "format_version", "type", "weights_sha256")
+_GONE = ("results",)  # older heads have it
 
 
 def _is_json(value: Any) -> bool:
@@ -38,12 +39,7 @@ def _is_json(value: Any) -> bool:
         return False
 
 
-def _is_table(rows: Any) -> bool:
-    return isinstance(rows, tuple | list) and all(map(_is_json, rows)) and len({tuple(row) for row in rows}) <= 1
-
-
 _ROWS = Rule("rows", lambda x: isinstance(x, tuple | list))
-_TABLE = Rule("rows of plain JSON with the same columns", _is_table)
 _NUMBERS = Rule("numbers by name", lambda x: _is_json(x) and all(map(is_number, x.values())))
 _JSON = Rule("a mapping of plain JSON", _is_json)
 
@@ -64,8 +60,6 @@ class HeadConfig(Checked):
         Other thresholds, with their effects on prompts that the head was not fitted to.
     metrics
         Figures by name, such as the validation ``auc``.
-    results
-        Rows of the model card's table of accuracy and speed on a test split, all with the same keys.
     provenance
         Versions, command line and seeds that made the head.
     """
@@ -76,7 +70,6 @@ class HeadConfig(Checked):
     threshold: Probability
     thresholds: Annotated[tuple[Any, ...], _ROWS] = ()
     metrics: Annotated[Mapping[str, float], _NUMBERS] = field(default_factory=dict)
-    results: Annotated[tuple[Mapping[str, Any], ...], _TABLE] = ()
     provenance: Annotated[Mapping[str, Any], _JSON] = field(default_factory=dict)
 
     kind: ClassVar[str]
@@ -117,7 +110,7 @@ class HeadConfig(Checked):
         """Return the configuration in ``values``, read from ``where``; refuse other formats and missing fields."""
         try:
             _check_header(cls.kind, values)
-            own = {name: value for name, value in values.items() if name not in _HEADER}
+            own = {name: value for name, value in values.items() if name not in _HEADER + _GONE}
             known = known_fields(cls, own, "the configuration")
             for role in ("target", "draft"):
                 known[role] = ModelIdentity.from_dict(known[role], f"`{role}`")

@@ -167,7 +167,6 @@ def test_threshold_for(judge: JudgeHead, recall: float, threshold: float):
         ("provenance", lambda judge: judge_config(provenance={"seed": {1, 2}})),
         ("models", lambda judge: judge_config(models="all")),
         ("positions", lambda judge: columns("target", "")),
-        ("results", lambda judge: judge_config(results=({"a": 1}, {"b": 2}))),
         ("position", lambda judge: verifier_config(position="draft")),
         ("ratio", lambda judge: verifier_config(ratio=0)),
     ],
@@ -204,6 +203,12 @@ def test_an_untrained_head_overwrites_nothing(saved: Path, judge: JudgeHead):
     with pytest.raises(LossyValueError, match="train the head"):
         JudgeHead(judge.config).save_pretrained(saved)
     assert {path.name: path.read_bytes() for path in saved.iterdir()} == before
+
+
+def test_results_of_older_heads_are_ignored(saved: Path, recwarn):
+    edit(saved, lambda values: values.update(results=[{"rule": "judge"}]))
+    JudgeHead.from_pretrained(saved)
+    assert not len(recwarn)
 
 
 def test_keys_of_the_future_are_a_warning(saved: Path):

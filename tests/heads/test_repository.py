@@ -56,7 +56,7 @@ def assert_refused(folder: Path, file: str, message: str = r"\w") -> None:
 FIELDS = (
     "type", "library_name", "format_version", "weights_sha256", "target", "target.name", "target.revision",
     "target.architecture", "target.hidden_size", "target.vocab_size", "target.fingerprint", "draft", "task",
-    "threshold", "thresholds", "metrics", "results", "provenance", "models", "positions",
+    "threshold", "thresholds", "metrics", "provenance", "models", "positions",
 )  # fmt: skip
 WRONG = {
     "an object": '{"a": [1]}',
