@@ -95,10 +95,10 @@ class Head(nn.Module, ModelHubMixin, library_name=LIBRARY):
         models = {"target": target} if draft is None else {"target": target, "draft": draft}
         if found := differing_models(vars(config), models):
             raise LossyValueError(
-                f"this {config.kind} head was trained for the target {config.target.name!r} and the draft "
-                f"{config.draft.name!r}, but {'; '.join(found)}. Use a head that was trained for these models or train "
-                "one; for a model that differs in nothing but its name, put `ModelIdentity.of(model)` into the head's "
-                "configuration"
+                f"`lossy_head` is a {config.kind} head that was trained for the target {config.target.name!r} and the "
+                f"draft {config.draft.name!r}, but {'; '.join(found)}. Use a head that was trained for these models or "
+                "train one; for a model that differs in nothing but its name, put `ModelIdentity.of(model)` into the "
+                "head's configuration"
             )
 
     @classmethod
@@ -155,16 +155,19 @@ def load_head(cls: type[_H], source: str | Path, *, device: torch.device | str =
 
     A repository is downloaded once per process; a folder is read again when its files change.
     """
-    if (folder := repository.existing_folder(source)) is not None:
-        # Modification times serve as revision.
-        stamps = tuple(path.stat().st_mtime_ns for name in (CONFIG, WEIGHTS) if (path := folder / name).exists())
-        return _load(cls, str(folder.resolve()), None, stamps, torch.device(device))
-    if (match := repository.HUB_REFERENCE.fullmatch(str(source))) is None:
-        raise LossyValueError(
-            f"`lossy_head` is {brief(source)}, which is neither a folder nor an id on the Hub, 'org/name' or "
-            "'org/name@revision'"
-        )
-    return _load(cls, match["id"], match["revision"], (), torch.device(device))
+    try:
+        if (folder := repository.existing_folder(source)) is not None:
+            # Modification times serve as revision.
+            stamps = tuple(path.stat().st_mtime_ns for name in (CONFIG, WEIGHTS) if (path := folder / name).exists())
+            return _load(cls, str(folder.resolve()), None, stamps, torch.device(device))
+        if (match := repository.HUB_REFERENCE.fullmatch(str(source))) is not None:
+            return _load(cls, match["id"], match["revision"], (), torch.device(device))
+    except (LossyValueError, OSError) as error:
+        raise LossyValueError(f"`lossy_head` can't be loaded: {error}") from error
+    raise LossyValueError(
+        f"`lossy_head` is {brief(source)}, which is neither a folder nor an id on the Hub, 'org/name' or "
+        "'org/name@revision'"
+    )
 
 
 @lru_cache(maxsize=64)

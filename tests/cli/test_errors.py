@@ -50,7 +50,7 @@ ERRORS = {
     ],
     "inspect": [
         (f"{PAIR} --gamma -1 --out OUT", "--gamma. Must be >= 0"),
-        ("M --head JUDGE --modes judge --out OUT P", "judge head was trained for"),
+        ("M --head JUDGE --modes judge --out OUT P", "`--head` is a judge head that was trained for"),
     ],
     "evaluate": [
         (f"{PAIR} --modes plain,{300 * 'x'}", "`--modes` has to be one of"),
@@ -154,13 +154,14 @@ FILES = {
     "evaluate --task gsm8k --data NONE": "`--data` has to be an existing file",
     "evaluate --task gsm8k --data EMPTY": "`--split` has to be one of",
     "evaluate --head NONE": "neither a folder",
+    "evaluate --head FOLDER": "`--head` can't be loaded: ",
     "evaluate --split none": "`--split` has to be one of",
     "advise --data NONE": "`--data` has to be a text file",
     "mine --out OUT --task gsm8k --data NONE": "`--data` has to be an existing file",
     "mine --out OUT --task gsm8k --data EMPTY": "holds no rows",
     "mine --out OUT --split none": "`--split` has to be one of",
     "generate --head NONE": "neither a folder",
-    "inspect --out NONE/page.html": "in an existing folder",
+    "inspect --out NONE/page.html": "in a folder that can be written to",
 }
 
 
@@ -171,6 +172,7 @@ def test_a_file_that_cannot_be_read_is_refused_before_models_are_loaded(
     monkeypatch.setattr(pairs.Pair, "load", lambda *_, **__: pytest.fail("models were loaded"))
     (empty := tmp_path / "empty").write_text("\n")
     places = {"NONE": tmp_path / "nowhere" / "at" / "all" / "x", "EMPTY": empty, "OUT": tmp_path / "out"}
+    places["FOLDER"] = tmp_path
     for name, path in places.items():
         command = command.replace(name, str(path))
     assert message in refusal([*command.split(), "--pair", "arithmetic"])
