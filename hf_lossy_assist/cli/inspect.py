@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -42,8 +43,8 @@ def inspect(
     options.check_names(modes)
     lookup = decoding.prompt_lookup
     models.check({"PROMPT": prompt}, lookup=lookup)
-    if not file.parent.is_dir() or file.is_dir():
-        raise LossyValueError(f"`--out` has to be a file in an existing folder, but is {str(file)!r}")
+    if not (os.path.isdir(file.parent) and os.access(file.parent, os.W_OK)) or file.is_dir():
+        raise LossyValueError(f"`--out` has to be a file in a folder that can be written to, but is {str(file)!r}")
     if file.exists() and not overwrite:
         raise LossyValueError(
             f"`--out` has to be a new file, but {str(file)!r} is there; choose another, or add `--overwrite`"

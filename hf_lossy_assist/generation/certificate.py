@@ -99,7 +99,8 @@ class Certificate(_Typed):
             if tested.mode == self.chosen:
                 return tested
         raise LossyValueError(
-            f"`certificate` of the task {self.task!r} certifies no setting at {self.max_loss:g} points"
+            f"`certificate` of the task {self.task!r} certifies no setting at {self.max_loss:g} points; "
+            "evaluate more problems or allow a larger loss, and calibrate again"
         )
 
     @classmethod
@@ -133,7 +134,13 @@ class Certificate(_Typed):
                 f"`heads` has to have the certified heads of {sorted(self.heads)}, but has heads of {sorted(sums)}, or "
                 "other weights; give the calibrated heads"
             )
-        (folder := Path(folder)).mkdir(parents=True, exist_ok=True)
+        folder = Path(folder)
+        if (folder / GENERATION_CONFIG).exists() and not (folder / CERTIFICATE).exists():
+            raise LossyValueError(
+                f"`out` has to be a folder for a certificate, but {str(folder)!r} has a {GENERATION_CONFIG} of "
+                "something else; choose another folder"
+            )
+        folder.mkdir(parents=True, exist_ok=True)
         write_json(folder / CERTIFICATE, {key: value for key, value in asdict(self).items() if key != "source"})
         if self.chosen is None:
             (folder / GENERATION_CONFIG).unlink(missing_ok=True)  # of an earlier calibration

@@ -40,7 +40,12 @@ def test_the_path_from_nothing_to_a_certified_said(bundled, tmp_path: Path):
     assert set(outcomes(tmp_path / "none").values()) == {"not certified", "not tested"}
     assert not (tmp_path / "none" / "generation_config.json").exists()
     refused = said("generate", "--pair", "arithmetic", "--mode", str(tmp_path / "none"), "2 + 2", status=2)
-    assert "certifies no setting at 1 points" in refused
+    assert "certifies no setting at 1 points; evaluate more problems" in refused
+    (tmp_path / "advice").mkdir()
+    (own := tmp_path / "advice" / "generation_config.json").write_text("{}")
+    refused = said("calibrate", "--from", answers, "--max-loss", "1", "--out", str(own.parent), status=2)
+    assert "`--out` has to be a folder for a certificate" in refused
+    assert own.read_text() == "{}"
     pair = ("--pair", "arithmetic", "--mode", str(certified))
     assert "certificate" in said("generate", *pair, "--sample", "2 + 2", status=2), (
         "it was certified for greedy decoding"

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 
 import pytest
 
+from hf_lossy_assist import pairs
 from tests.cli.running import invoke
 
 PROMPT = "Question: Ada has 5 apples.\nAnswer:"
@@ -62,6 +64,13 @@ def test_a_file_is_replaced_only_if_that_is_said(bundled, tmp_path: Path):
     assert "is there; choose another, or add `--overwrite`" in refused.stderr.replace("\n", " ")
     assert out.read_text() == "mine"
     assert len(headings(page_of(tmp_path, f"{short} --overwrite"))) == 2
+
+
+def test_a_folder_that_can_t_be_written_to_is_refused_before_models_are_loaded(tmp_path: Path, monkeypatch):
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    monkeypatch.setattr(pairs.Pair, "load", lambda *_, **__: pytest.fail("models were loaded"))
+    refused = invoke(["inspect", "--pair", "arithmetic", "--out", tmp_path / "page.html"])
+    assert "`--out` has to be a file in a folder that can be written to" in refused.stderr.replace("\n", " ")
 
 
 @pytest.mark.parametrize(

@@ -109,7 +109,10 @@ def test_a_place_that_can_t_be_written_is_named_and_keeps_what_was_there(tmp_pat
     assert path.read_bytes() == before
     assert [*read_lines(path)] == [(1, {"a": 1})]
     for place in (path / "below", tmp_path / ("a" * 5000), Path("/dev/null/x")):
-        for attempt in (lambda place=place: folder_lock(place), lambda place=place: write(place / "x", [])):
+        for attempt in (
+            lambda place=place: folder_lock(place), lambda place=place: write(place / "x", []),
+            lambda place=place: claimed(place, Process()).__enter__(),
+        ):  # fmt: skip
             with pytest.raises(LossyValueError, match=r"^`out` has to be a place to write to"):
                 attempt()
 
