@@ -29,7 +29,7 @@ class Training:
     """What both kinds of heads share."""
 
     pair: PairName | None = None
-    "The pair with the models."
+    "The pair that --data was mined with."
     threads: Annotated[int | None, AT_LEAST_1] = None
     "CPU threads; torch's choice by default."
     seed: Annotated[int, AT_LEAST_0] = 0

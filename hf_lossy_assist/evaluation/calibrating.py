@@ -237,7 +237,9 @@ def families_of(plan: Mapping[str, Any]) -> dict[str, list[str]]:
         if label != reference and rule not in (None, "lossless"):
             families.setdefault(json.dumps(rule), []).append(label)
     if not families:
-        raise LossyValueError(f"`modes` has to name lossy settings beside {reference!r}, but is {list(modes)}")
+        raise LossyValueError(
+            f"`modes` has to name lossy settings beside {reference!r}, but is {list(modes)}; evaluate some there first"
+        )
     if any("top_p" in mode for mode in plan["modes"].values()):
         raise LossyValueError("a certificate covers whole distributions; evaluate without `top_p` (`--top-p`)")
     if plan["draft"] is None or "prompt_lookup_num_tokens" in plan:

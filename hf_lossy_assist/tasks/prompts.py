@@ -64,8 +64,9 @@ class Prompts(ListedTask):
             self._patterns = {prompt: pattern for prompt, (_, pattern) in known.items() if pattern}
         else:
             texts = [*map(prompt_of, rows)]
-            if not all(isinstance(text, str) for text in texts):
-                raise LossyValueError(f"`data` has to hold one prompt per line, but {data!r} has a line without")
+            if wrong := [i for i, text in enumerate(texts) if not isinstance(text, str)]:
+                where, found = f"row {wrong[0] + 1} of `data` ({data})", sorted(rows[wrong[0]])
+                raise LossyValueError(f"{where} has to have a `prompt`, a text, but has {found}")
             self._examples = [Example(text, "") for text in dict.fromkeys(texts)]
         # Answers that were found by other patterns are others.
         self.scoring = {"patterns": sorted({*self._patterns.values()})} if self._patterns else {}

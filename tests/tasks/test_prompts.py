@@ -118,6 +118,12 @@ def test_bad_files_are_named(tmp_path, name, content):
         tasks.load("prompts", data=str(tmp_path / name))
 
 
+def test_a_row_without_a_prompt_is_named_with_what_it_has(tmp_path):
+    (path := tmp_path / "rows.jsonl").write_text('{"prompt": "Hi"}\n{"promt": "Ho"}\n')
+    with pytest.raises(LossyValueError, match=r"^row 2 of `data` .* a `prompt`, a text, but has \['promt'\]"):
+        tasks.load("prompts", data=str(path))
+
+
 def test_rows_of_a_file_may_have_turns(tmp_path):
     path = tmp_path / "questions.jsonl"
     path.write_text('{"turns": ["Hi", "And?"]}\n{"prompt": "Bye"}\n')
