@@ -33,7 +33,8 @@ class LosslessPositions:
         if self.allowance is None:
             return self.positions
         lossy = keep & ~lossless & ~self.positions
-        return self.positions | (lossy & (self.shape.so_far(lossy) > self.allowance))
+        used_up = self.shape.so_far(lossy) - lossy.long() >= self.allowance
+        return self.positions | (used_up & ~(keep & lossless))  # also where the rule would refuse and correct
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hf_lossy_assist import LossyVerification
-from hf_lossy_assist.acceptors import Lossless, TopK, decide
+from hf_lossy_assist.acceptors import Acceptor, Ensemble, Lenience, Lossless, TopK, decide
+from hf_lossy_assist.core.distributions import Randomness
 from hf_lossy_assist.core.limits import Limits, LosslessPositions, Span
 from hf_lossy_assist.core.messages import Verification
 from hf_lossy_assist.core.shapes import Chain
@@ -88,6 +89,22 @@ def test_a_strict_position_is_corrected_losslessly():
     rejected = strict.next_token[strict.n_accepted == 0]
     assert len(rejected) > 2000
     assert (rejected != 2).all()
+
+
+@pytest.mark.parametrize(
+    ("rule", "do_sample"), [(Ensemble(weight=0.5), False), (Lenience(factor=0.5), True), (TopK(published=True), True)]
+)
+def test_where_a_budget_is_used_up_the_lossless_rule_decides_and_corrects(rule: Acceptor, do_sample: bool):
+    p, q = torch.tensor([0.3, 0.4, 0.2, 0.1]), torch.tensor([0.75, 0.1, 0.05, 0.1])
+    tokens = torch.arange(4).repeat(100)[:, None]
+    v = {"tokens": tokens, "logits": p.log().expand(400, 2, -1), "draft_logits": q.log().expand(400, 1, -1)}
+    nothing = LosslessPositions(tokens < 0, torch.zeros_like(tokens), Chain(1, p.device))
+    ours, expected = (
+        decide(each, Verification(**v, do_sample=do_sample, randomness=Randomness(3)), positions)
+        for each, positions in ((rule, nothing), (Lossless(), None))
+    )
+    assert torch.equal(ours.n_accepted, expected.n_accepted)
+    assert torch.equal(ours.next_token, expected.next_token)
 
 
 def naive_inside(ids: list[int], start: list[int], end: list[int]) -> list[bool]:
