@@ -150,7 +150,9 @@ class Head(nn.Module, ModelHubMixin, library_name=LIBRARY):
         return f"{config.kind}, {models}, width={config.width}"
 
 
-def load_head(cls: type[_H], source: str | Path, *, device: torch.device | str = "cpu") -> _H:
+def load_head(
+    cls: type[_H], source: str | Path, *, device: torch.device | str = "cpu", argument: str = "`lossy_head`"
+) -> _H:
     """Load a head from ``"org/name"``, ``"org/name@revision"`` or a folder, or return the cached one.
 
     A repository is downloaded once per process; a folder is read again when its files change.
@@ -163,9 +165,9 @@ def load_head(cls: type[_H], source: str | Path, *, device: torch.device | str =
         if (match := repository.HUB_REFERENCE.fullmatch(str(source))) is not None:
             return _load(cls, match["id"], match["revision"], (), torch.device(device))
     except (LossyValueError, OSError) as error:
-        raise LossyValueError(f"`lossy_head` can't be loaded: {error}") from error
+        raise LossyValueError(f"{argument} can't be loaded: {error}") from error
     raise LossyValueError(
-        f"`lossy_head` is {brief(source)}, which is neither a folder nor an id on the Hub, 'org/name' or "
+        f"{argument} is {brief(source)}, which is neither a folder nor an id on the Hub, 'org/name' or "
         "'org/name@revision'"
     )
 
@@ -178,7 +180,7 @@ def _load(cls: type[_H], source: str, revision: str | None, stamps: Any, device:
 def place_head(argument: str, wanted: type[Head], source: Any, device: torch.device | str) -> Head:
     """Return a head on ``device`` in float32; a name is loaded, and a head elsewhere copied."""
     if isinstance(source, str | Path):
-        return load_head(wanted, source, device=device)
+        return load_head(wanted, source, device=device, argument=argument)
     if not isinstance(source, wanted):
         raise LossyValueError(f"{argument} has to be a Hub id, a folder or a {wanted.__name__}, but is {source!r}")
     if not torch.isfinite(source.weight).all() or not torch.isfinite(source.bias):

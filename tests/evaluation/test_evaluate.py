@@ -291,7 +291,7 @@ def test_modes_may_be_a_list_of_texts(pair):
     ({"task": ["Hi"]}, r"`task` has to be a task or the name of one, but is a list; .*prompts\.txt"),
     ({"draft": "target"}, "`draft` has to be another model than the target"),
     ({"reference": ""}, "`reference` has to be one of the modes"),
-    ({"heads": {"judge": "no/such/head"}}, "'no/such/head', which is neither a folder nor an id"),
+    ({"heads": {"judge": "no/such/head"}}, r"`heads\['judge'\]` is 'no/such/head', which is neither"),
     ({"heads": {"judge": 3}}, r"`heads\['judge'\]` has to be a Hub id, a folder or a Head, but is 3"),
 ])  # fmt: skip
 def test_what_is_no_mode_task_or_draft_is_named(pair, given, said):
