@@ -29,7 +29,6 @@ STATES = {
 """The states of a model that a head may read: inputs of its LM head."""
 
 _HEADER = ("library_name", "format_version", "type", "weights_sha256")
-_GONE = ("results",)  # older heads have it
 
 
 def _is_json(value: Any) -> bool:
@@ -110,7 +109,7 @@ class HeadConfig(Checked):
         """Return the configuration in ``values``, read from ``where``; refuse other formats and missing fields."""
         try:
             _check_header(cls.kind, values)
-            own = {name: value for name, value in values.items() if name not in _HEADER + _GONE}
+            own = {name: value for name, value in values.items() if name not in _HEADER}
             known = known_fields(cls, own, "the configuration")
             for role in ("target", "draft"):
                 known[role] = ModelIdentity.from_dict(known[role], f"`{role}`")

@@ -205,12 +205,6 @@ def test_an_untrained_head_overwrites_nothing(saved: Path, judge: JudgeHead):
     assert {path.name: path.read_bytes() for path in saved.iterdir()} == before
 
 
-def test_results_of_older_heads_are_ignored(saved: Path, recwarn):
-    edit(saved, lambda values: values.update(results=[{"rule": "judge"}]))
-    JudgeHead.from_pretrained(saved)
-    assert not len(recwarn)
-
-
 def test_keys_of_the_future_are_a_warning(saved: Path):
     edit(saved, lambda values: values.update(temperature=2.0))
     with pytest.warns(UserWarning, match=r"\['temperature'\]: they are ignored\. Upgrade hf_lossy_assist"):
