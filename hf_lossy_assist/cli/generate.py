@@ -40,7 +40,8 @@ def generate(
     """Continue a prompt with a drafter and an acceptance rule, streaming."""
     decoding.check()
     options.check_names(mode, ["everything"])
-    models.check({"PROMPT": prompt}, lookup=decoding.prompt_lookup)
+    alone = mode.startswith("lossless@0") or decoding.gamma == 0
+    models.check({"PROMPT": prompt}, ("--assistant",) if alone else (), decoding.prompt_lookup)
     import torch
     from transformers import set_seed
 

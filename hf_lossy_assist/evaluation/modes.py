@@ -82,7 +82,7 @@ class DecodingMode:
         if getattr(config, "lossy_mode", None) is None:
             raise LossyValueError(
                 f"`modes` has the folder {folder!r}, whose {GENERATION_CONFIG} has no `lossy_mode`; if `advise` "
-                "wrote it, drafting does not pay: leave the assistant out"
+                "wrote it, drafting does not pay: take 'lossless@0', the target alone"
             )
         settings = dict(getattr(config, "lossy_config", None) or {})
         if certified:

@@ -43,6 +43,7 @@ ERRORS = {
         (f"{PAIR} --prepack --dtype float16 P", "in bfloat16 or float32"),
         ("--pair aritmetic", 'Did you mean "arithmetic"?'),
         ("--model x", "`--assistant` and `PROMPT` have to be given"),
+        ("--model x --gamma 0 --mode min_p P", "`--mode` has 'min_p', but only 'lossless@0' runs without drafts"),
         ("--model /no/such --assistant /no/other p", "`--model` has to be .*'/no/such': there is no such folder"),
         ("--model a/b --assistant a/b p", "`--assistant` has to be another model than `--model`, but both are 'a/b'"),
         (f"{PAIR} --device gpu P", "`--device` has to be auto or one that is here, .*'cpu'.*, but is 'gpu'"),

@@ -46,7 +46,9 @@ def continuation(folder, prompt: str = PROMPT, dtype: torch.dtype = torch.float3
 
 def test_lossless_prints_what_the_target_alone_would_say(models, tiny_pair_folder):
     # The models in the folder are in bfloat16, and the command takes them as they are.
-    assert run(*models, "--max-new-tokens", "12", PROMPT) == continuation(tiny_pair_folder, dtype=torch.bfloat16) + "\n"
+    alone = continuation(tiny_pair_folder, dtype=torch.bfloat16) + "\n"
+    assert run(*models, "--max-new-tokens", "12", PROMPT) == alone
+    assert run(*models[:2], "--mode", "lossless@0", "--max-new-tokens", "12", PROMPT) == alone
 
 
 def test_the_pair_needs_no_models_and_no_prompt(bundled, tiny_pair_folder):
