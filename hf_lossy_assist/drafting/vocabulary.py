@@ -34,6 +34,9 @@ class Vocabulary:
 
 SAME = Vocabulary()
 
+NEVER = -1e6
+"""A logit with probability 0 beside any other; q stays a distribution where processors forbid all others."""
+
 
 @dataclass(frozen=True)
 class PaddedVocabulary(Vocabulary):
@@ -52,11 +55,7 @@ class PaddedVocabulary(Vocabulary):
 
     def logits(self, logits: Tensor) -> Tensor:
         missing = self.target - logits.shape[-1]
-        return nn.functional.pad(logits, (0, missing), value=-torch.inf)  # a negative padding cuts
-
-
-NEVER = -1e6
-"""A logit with probability 0 beside any other; q stays a distribution where processors forbid all others."""
+        return nn.functional.pad(logits, (0, missing), value=NEVER)  # a negative padding cuts
 
 
 class DraftVocabulary(Vocabulary):

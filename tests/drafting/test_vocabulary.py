@@ -39,6 +39,22 @@ def test_sampling_has_the_target_s_law(size: int):
     assert out.lossy_stats.acceptance_rate > 0.3
 
 
+def only_the_last_two_after_token_0(ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+    others = torch.arange(scores.shape[-1]) < scores.shape[-1] - 2
+    return scores.masked_fill((ids[:, -1:] == 0) & others, -torch.inf)
+
+
+def test_drafts_decided_as_wholes_where_processors_leave_only_tokens_that_the_draft_lacks():
+    """First tokens of 2,000 rows, p > 1e-5: without a law after token 0, that one would be drafted in vain."""
+    p, q = [0.3, 0.25, 0.2, 0.1, 0.1, 0.05], [0.35, 0.3, 0.2, 0.15]
+    out = constant(p).generate(
+        input_ids=torch.ones(2000, 1).long(), attention_mask=torch.ones(2000, 1).long(), do_sample=True, top_k=0,
+        assistant_model=constant(q, seed=2), lossy_mode="lossless", max_new_tokens=3, num_assistant_tokens=2,
+        lossy_config={"seed": 1, "verification": "block"}, logits_processor=[only_the_last_two_after_token_0],
+    )  # fmt: skip
+    assert chi_square_p(np.bincount(out[:, 1], minlength=6), np.array(p)) > 1e-5
+
+
 def test_a_law_over_the_target_s_tokens():
     target, draft = tiny(), resized(tiny(), VOCAB - 9)
     vocabulary = vocabulary_of(target, draft)

@@ -14,7 +14,7 @@ from torch import Tensor
 from ...core.messages import Commit
 from ...core.texts import common_prefix
 from ...drafting import Drafter
-from ...drafting.vocabulary import check_tokenizers, vocabulary_sizes
+from ...drafting.vocabulary import NEVER, check_tokenizers, vocabulary_sizes
 from ...errors import LossyValueError
 from ...models.runner import ModelRunner, Nodes
 from .base import Asked, Making, PerRowKind, register
@@ -57,9 +57,9 @@ class Translation:
         return self._encode([i]) if shared is None else [shared]
 
     def logits(self, logits: Tensor) -> Tensor:
-        """Return the draft's logits over the target's vocabulary ``(…, V)``; unshared tokens get ``-inf``."""
+        """Return the draft's logits over the target's vocabulary ``(…, V)``; unshared tokens are never drafted."""
         theirs, ours = (columns.to(logits.device) for columns in self.columns)
-        out = logits.new_full((*logits.shape[:-1], self.target_size), -torch.inf)
+        out = logits.new_full((*logits.shape[:-1], self.target_size), NEVER)
         out[..., theirs] = logits[..., ours]
         return out
 

@@ -52,9 +52,11 @@ def test_translation():
     shared = TARGET.convert_tokens_to_ids(["<s>", "ba", "mi"])
     assert DRAFT.convert_ids_to_tokens(translation.text(shared)) == ["<s>", "ba", "mi"]
     assert DRAFT.convert_ids_to_tokens(translation.token(TARGET.convert_tokens_to_ids(WORDS[36]))) == ["<unk>"]
-    law = translation.logits(torch.zeros(1, 1, len(DRAFT))).softmax(-1)[0, 0]
+    logits = translation.logits(torch.zeros(1, 1, len(DRAFT)))[0, 0]
+    law = logits.softmax(-1)
     lacking = TARGET.convert_tokens_to_ids(WORDS[35:40])
     assert law[lacking].tolist() == [0] * 5
+    assert logits[lacking].softmax(-1).tolist() == pytest.approx([0.2] * 5), "where processors forbid all others"
     assert law.count_nonzero() == SIZE - 5
 
 
