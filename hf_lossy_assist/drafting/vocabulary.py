@@ -121,7 +121,7 @@ class FewTokensHead(nn.Module):
             self.rows.bias = _some(head.bias, tokens)
 
     def forward(self, states: Tensor) -> Tensor:
-        return self.vocabulary.logits(self.rows(states))
+        return self.vocabulary.logits(self.rows(states).float())  # float16 has no NEVER
 
     def _save_to_state_dict(self, *args: object) -> None:
         raise LossyUnsupportedError(

@@ -15,6 +15,7 @@ from hf_lossy_assist import (
     trim_draft_vocabulary,
 )
 from tests.acceptors.fixtures import chi_square_p, pooled
+from tests.tiny_models import prompt, tiny
 
 KEPT = (3, 7, 11, 12, 40)
 
@@ -31,6 +32,11 @@ def test_q_is_the_draft_s_own_over_the_kept_tokens(pair: pairs.Pair):
     expected[..., KEPT] = full[..., KEPT] / full[..., KEPT].sum(-1, keepdim=True)
     assert torch.allclose(few, expected, atol=1e-6)
     assert type(pair.draft.lm_head) is torch.nn.Linear
+
+
+def test_a_draft_in_half_precision():
+    draft = trim_draft_vocabulary(tiny().half(), KEPT)
+    assert _q(draft, prompt())[0, -1].nonzero()[:, 0].tolist() == [*KEPT]
 
 
 def test_first_tokens_keep_their_distribution(pair: pairs.Pair):
