@@ -74,7 +74,8 @@ def mine(
         {"data": prompts.data, "named": prompts.task}, process,
     )  # fmt: skip
     counts = {"limit": limit, "batch_size": batch_size, "labels": labels, "processes": process.count}
-    run(labelling, out, provenance=provenance(pair.draft.device, **counts))
+    whole = models.pair if models.assistant is None and api is None else None
+    run(labelling, out, provenance=provenance(pair.draft.device, **counts, pair=whole))
     rows = load_mined(out).prompts
     if len(rows) < len(labelling.examples):
         screen.print(f"process {process.number} is done; others are still at work on {out}")

@@ -29,7 +29,7 @@ class Training:
     """What both kinds of heads share."""
 
     pair: PairName | None = None
-    "The pair that --data was mined with."
+    "The pair that --data was mined with, where the data do not say."
     threads: Annotated[int | None, AT_LEAST_1] = None
     "CPU threads; torch's choice by default."
     seed: Annotated[int, AT_LEAST_0] = 0

@@ -123,15 +123,17 @@ class Origin:
     card: Mapping[str, Any] = field(default_factory=dict)
 
     def with_card(self, license: str | None, pair: str | None) -> Origin:
-        """Add a license and the name of a bundled pair for the card; refuse a pair that the data do not come from."""
+        """Add a license and the name of a pair for the card, by default that of the data; refuse one of other data."""
         card: dict[str, Any] = {} if license is None else {"license": license}
+        named = pair or next((run["pair"] for run in self.data.get("runs", ()) if run.get("pair")), None)
         if pair is not None:
             loaded = pairs.load(pair)
             if found := differing_models(vars(self), {"target": loaded.target, "draft": loaded.draft}):
                 raise LossyValueError(
                     f"`pair` has to be the pair that the data come from, but {pair!r} differs: {'; '.join(found)}"
                 )
-            card["pair"] = pair
+        if named is not None:
+            card["pair"] = named
         return replace(self, card=card)
 
     def config_fields(self, settings: Mapping[str, Any]) -> dict[str, Any]:

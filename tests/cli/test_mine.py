@@ -125,7 +125,9 @@ def test_the_pair_needs_no_models_and_no_task(tiny_pair_folder, tmp_path, monkey
     printed = ok("--pair", "arithmetic", "--out", tmp_path, "--limit", 2, "--max-new-tokens", 5)
     # Untrained models state no answer.
     assert figure(printed, "skipped") == "2"
-    assert load_mined(tmp_path).prompts[0].error == "the target's response states no answer"
+    mined = load_mined(tmp_path)
+    assert mined.prompts[0].error == "the target's response states no answer"
+    assert [run["pair"] for run in mined.manifest["runs"]] == ["arithmetic"]
 
 
 def test_a_target_behind_an_api(options, tiny_pair_folder, tmp_path):

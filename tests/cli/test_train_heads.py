@@ -67,6 +67,12 @@ def test_the_command_that_measures_a_head_names_a_file_where_labels_came_from_on
     assert " --task own.module:Words:shots=8 --data FILE --modes plain,lossless,judge --head " in command
 
 
+def test_the_command_that_measures_a_head_names_the_pair_of_its_labels(tmp_path):
+    data = write_judged(tmp_path / "mined", judged(), runs=[{"pair": "arithmetic"}])
+    command = run("judge", "--data", data, "--features", "draft", "--out", tmp_path / "head").splitlines()[-1]
+    assert command.startswith("lossy-assist evaluate --pair arithmetic --modes plain,lossless,judge --head ")
+
+
 def test_a_target_that_was_behind_an_api_is_known_by_its_configuration(tiny_pair_folder, tmp_path):
     examples = judged().only(["draft_draft"])
     data, out = write_judged(tmp_path / "data", examples, target=None), tmp_path / "head"
