@@ -48,4 +48,3 @@ def test_every_head_has_the_kind_its_name_says(pair: pairs.Pair):
     for head in pair.heads.values():
         head.check(pair.target, pair.draft)
         assert 0.75 < head.config.metrics["auc"] <= 1
-        assert len(head.config.results) >= 6, "what it does on the test split is on its card"
