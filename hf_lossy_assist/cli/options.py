@@ -242,9 +242,10 @@ def shown(prompt: str | None, pair: str | None) -> Example:
 
 def outcome(pair: Pair, example: Example, tokens: Tensor, longest: int) -> str:
     """Say in a word or two what an answer is, given its tokens and how many it may have."""
-    if pair.task.correct(example, pair.tokenizer.decode(tokens, skip_special_tokens=True)):
+    text = pair.tokenizer.decode(tokens, skip_special_tokens=True)
+    if pair.task.correct(example, text):
         return "right"
-    return "cut off" if len(tokens) == longest and tokens[-1] != pair.tokenizer.eos_token_id else "wrong"
+    return "cut off" if pair.is_cut(tokens, text, longest) else "wrong"
 
 
 @Parameter(name="*", group=DECODING)

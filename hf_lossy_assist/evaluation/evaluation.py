@@ -12,7 +12,6 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from .. import tasks
-from ..compat.inputs import ending_tokens
 from ..compat.models import device_of, is_sharded, unwrap
 from ..drafting.vocabulary import vocabulary_sizes
 from ..errors import LossyUnsupportedError, LossyValueError, brief, need, warn
@@ -165,7 +164,6 @@ class Evaluation(Checked):
         """Return a mode's answers to a batch, given its call; ``store`` holds the reference's."""
         size = len(response.rows)
         texts = self.pair.tokenizer.batch_decode(response.rows, skip_special_tokens=True)
-        ends = ending_tokens(self.pair.target.generation_config)
         answers = []
         rows = zip(texts, response.rows, response.work, response.drafted or [None] * size, strict=True)
         for i, (text, tokens, (rounds, accepted, lossy), drafted) in enumerate(rows, b * self.batch_size):
@@ -173,8 +171,7 @@ class Evaluation(Checked):
             if self.judged and self.pair.task.scored:
                 own = text if mode.label == self.reference else store[self.reference, i].text
                 score = float(self.pair.task.score(self.examples[i], text, own))
-            ended = int(tokens[-1]) in ends or any(end in text for end in self.pair.task.ends)
-            cut = len(tokens) >= self.length and not ended
+            cut = self.pair.is_cut(tokens, text, self.length)
             answers.append(
                 Answer(
                     mode.label, i, score, len(tokens), rounds, accepted, response.seconds / size, text, lossy, cut,

@@ -11,6 +11,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from ..acceptors import REGISTRY
+from ..compat.inputs import ending_tokens
 from ..compat.models import load_errors
 from ..drafting.state_head import StateHead
 from ..errors import LossyValueError
@@ -143,6 +144,11 @@ class Pair:
         """
         end = [] if cut or (self.task is not None and self.task.ends) else [self.tokenizer.eos_token_id]
         return [*self.tokenizer(text, add_special_tokens=False)["input_ids"], *end]
+
+    def is_cut(self, tokens: torch.Tensor, text: str, longest: int) -> bool:
+        """Tell whether an answer ended by the longest length alone, neither by an EOS nor by the task's strings."""
+        ended = int(tokens[-1]) in ending_tokens(self.target.generation_config)
+        return len(tokens) >= longest and not (ended or any(end in text for end in self.task.ends))
 
 
 def load(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import torch
+
 from hf_lossy_assist import JudgeHead, VerifierHead, pairs
 from tests.parity import assert_lossless
 
@@ -48,3 +50,11 @@ def test_every_head_has_the_kind_its_name_says(pair: pairs.Pair):
     for head in pair.heads.values():
         head.check(pair.target, pair.draft)
         assert 0.75 < head.config.metrics["auc"] <= 1
+
+
+def test_any_eos_of_the_target_or_string_of_the_task_ends_an_answer(pair: pairs.Pair, monkeypatch):
+    monkeypatch.setattr(pair.target.generation_config, "eos_token_id", [5, 7])
+    for tokens, longest, cut in (([3, 4], 2, True), ([3, 5], 2, False), ([3, 7], 2, False), ([3, 4], 3, False)):
+        assert pair.is_cut(torch.tensor(tokens), "6. Question", longest) is cut
+    monkeypatch.setattr(type(pair.task), "ends", ("Question",))
+    assert not pair.is_cut(torch.tensor([3, 4]), "6. Question", 2)
