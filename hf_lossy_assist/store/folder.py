@@ -84,7 +84,8 @@ def claimed(folder: Path, process: Process) -> Iterator[None]:
     Refused while a process of the same number, or a run of another number of processes, is at work in the folder.
     """
     with ExitStack() as stack:
-        stack.callback(_tidy, folder, there=os.path.exists(folder))
+        there = os.path.exists(folder)  # unlike a path's own method, it raises nothing: writing() names what is wrong
+        stack.callback(_tidy, folder, there=there)
         with folder_lock(folder):
             own = stack.enter_context(process_lock(folder, process.number, process.count))
             if own.lock_counter == 1:  # else an outer block has it

@@ -124,17 +124,15 @@ class Origin:
 
     def with_card(self, license: str | None, pair: str | None) -> Origin:
         """Add a license and the name of a pair for the card, by default that of the data; refuse one of other data."""
-        card: dict[str, Any] = {} if license is None else {"license": license}
-        named = pair or next((run["pair"] for run in self.data.get("runs", ()) if run.get("pair")), None)
         if pair is not None:
             loaded = pairs.load(pair)
             if found := differing_models(vars(self), {"target": loaded.target, "draft": loaded.draft}):
                 raise LossyValueError(
                     f"`pair` has to be the pair that the data come from, but {pair!r} differs: {'; '.join(found)}"
                 )
-        if named is not None:
-            card["pair"] = named
-        return replace(self, card=card)
+        mined = (run["pair"] for run in self.data.get("runs", ()) if run.get("pair"))
+        card = {"license": license, "pair": pair or next(mined, None)}
+        return replace(self, card={name: value for name, value in card.items() if value is not None})
 
     def config_fields(self, settings: Mapping[str, Any]) -> dict[str, Any]:
         """Return the fields of a head's configuration about its models, its task and its training."""
