@@ -6,12 +6,7 @@ import copy
 
 import pytest
 import torch
-from transformers import (
-    GenerationConfig,
-    WhisperFeatureExtractor,
-    WhisperForConditionalGeneration,
-    pipelines,
-)
+from transformers import GenerationConfig, WhisperFeatureExtractor, WhisperForConditionalGeneration, pipelines
 
 from benchmarks.bundled_pair.recipe import build_tokenizer
 from hf_lossy_assist import LossyError, collect, enabled, last_stats

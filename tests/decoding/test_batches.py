@@ -19,16 +19,7 @@ from tests.acceptors.fixtures import P, Q, chi_square_p
 from tests.acceptors.table import SOME_ROWS, row_id
 from tests.architectures import family
 from tests.parity import assert_lossless
-from tests.tiny_models import (
-    LENGTHS,
-    VOCAB,
-    constant,
-    noisy_copy,
-    padded,
-    prompt,
-    prompts,
-    tiny,
-)  # fmt: skip
+from tests.tiny_models import LENGTHS, VOCAB, constant, noisy_copy, padded, prompt, prompts, tiny  # fmt: skip
 
 TOKENS = 24
 GREEDY = {"do_sample": False, "max_new_tokens": TOKENS, "eos_token_id": None, "return_dict_in_generate": True}

@@ -1,4 +1,4 @@
-"""Texts end where plain ``generate()`` ends them, whatever a criterion remembers or counts."""
+"""Texts end where plain ``generate()`` ends them, whatever a criterion remembers or counts; streamers learn of all."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ import pytest
 import torch
 from transformers import StoppingCriteria
 
+from hf_lossy_assist import last_stats
+from hf_lossy_assist.decoding.progress import TokenStatusStreamer
 from tests.encoder_decoders import made
-from tests.tiny_models import VOCAB, noisy_copy, tiny
+from tests.tiny_models import VOCAB, noisy_copy, prompt, tiny
 
 TARGET = tiny()
 DRAFT = noisy_copy(TARGET, 0.01)
@@ -178,3 +180,44 @@ def test_rows_that_are_decoded_one_by_one_share_the_time(monkeypatch):
         **inputs(), **drafting, do_sample=False, max_new_tokens=NEW, max_time=8.5, return_dict_in_generate=True,
     )  # fmt: skip
     assert sorted(row.rounds for row in out.lossy_stats.rows) == [3, 3, 4]
+
+
+class Recorder(TokenStatusStreamer):
+    """Has a line for every call."""
+
+    def __init__(self) -> None:
+        self.tokens: list[int] = []
+        self.fates: list[str] = []
+        self.ended = 0
+
+    def put(self, value: Any) -> None:
+        assert len(self.fates) <= len(self.tokens)
+        assert not self.ended
+        self.tokens += value.flatten().tolist()
+
+    def put_statuses(self, fates: Any) -> None:
+        self.fates += fates
+
+    def end(self) -> None:
+        self.ended += 1
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"lossy_mode": "topk", "lossy_config": {"k": 3}},
+        {"lossy_mode": "topk", "lossy_config": {"k": 3, "tree": {"depth": 3, "top_k": 2}}},
+        {"lossy_mode": "lossless"},
+    ],
+    ids=["chain", "tree", "lossless"],
+)
+def test_fates_are_the_trace(fields: dict):
+    target, recorder, ids = tiny(), Recorder(), prompt()
+    out = target.generate(
+        ids, assistant_model=noisy_copy(target), num_assistant_tokens=4, max_new_tokens=24, do_sample=False,
+        streamer=recorder, **fields,
+    )  # fmt: skip
+    assert recorder.tokens == out[0].tolist()
+    assert tuple(recorder.fates) == last_stats(target).trace
+    assert len(recorder.fates) == out.shape[1] - ids.shape[1]
+    assert recorder.ended == 1

@@ -8,13 +8,7 @@ import torch
 
 from hf_lossy_assist.acceptors import REGISTRY
 from hf_lossy_assist.evaluation.modes import DecodingMode
-from hf_lossy_assist.evaluation.replay import (
-    LIKELIEST,
-    TextLogits,
-    greedy,
-    processors_of,
-    read_laws,
-)
+from hf_lossy_assist.evaluation.replay import LIKELIEST, TextLogits, greedy, processors_of, read_laws
 from hf_lossy_assist.evaluation.requests import batches_of, run_request
 from hf_lossy_assist.models.reading import CHUNK
 from tests.nightly import nightly

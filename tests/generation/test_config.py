@@ -1,19 +1,22 @@
-"""From fields to rules."""
+"""From fields to rules; and the types of keywords, which name the same fields."""
 
 from __future__ import annotations
 
 import json
 from random import Random
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hf_lossy_assist import acceptors
 from hf_lossy_assist.acceptors import REGISTRY, AllOf, AnyOf, DropMatch, Judge, Lossless, TopK, head_type, register
 from hf_lossy_assist.errors import LossyValueError
-from hf_lossy_assist.generation.config import RUN_KEYS, LossyConfig
-from hf_lossy_assist.generation.spelling import Spelling, spelt, split
+from hf_lossy_assist.generation.config import FIELDS, RUN_KEYS, LossyConfig
+from hf_lossy_assist.generation.drafter_choice import DRAFTING
+from hf_lossy_assist.generation.enabling import LossyKeywords, enable, enabled
+from hf_lossy_assist.generation.spelling import LossyMode, Spelling, spelt, split
 from hf_lossy_assist.heads import JudgeHead
 from tests.acceptors.fixtures import HEADS as HEADS_FOR
 from tests.tiny_models import tiny
@@ -236,3 +239,14 @@ def test_what_a_text_can_not_say_beside_its_settings(text, config, message):
         spelt(text, config, "mode")
     assert spelt(["topk"], config, "mode") == (["topk"], config)
     assert spelt("topk:k=3", {"seed": 1}, "mode") == ("topk", {"k": 3, "seed": 1})
+
+
+def test_every_rule_of_the_package_is_named():
+    own = [name for name, rule in acceptors.REGISTRY.items() if rule.__module__.startswith("hf_lossy_assist.")]
+    assert sorted(get_args(LossyMode)) == sorted(own)
+
+
+def test_every_keyword_is_named():
+    assert {*LossyKeywords.__annotations__} == {*FIELDS, *DRAFTING}
+    for function in (enable, enabled):
+        assert get_args(get_type_hints(function)["defaults"]) == (LossyKeywords,)

@@ -5,13 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import transformers
-from transformers import (
-    Blip2Config,
-    Blip2ForConditionalGeneration,
-    GenerationConfig,
-    PreTrainedModel,
-    T5Config,
-)
+from transformers import Blip2Config, Blip2ForConditionalGeneration, GenerationConfig, PreTrainedModel, T5Config
 
 from hf_lossy_assist import LossyUnsupportedError, enable, enabled, last_stats
 from tests.tiny_models import VOCAB, prompt, tiny

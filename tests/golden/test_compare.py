@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
+from tests.nightly import nightly
+
+from .cases import all_cases
 from .compare import Change, differences, read_changes, report
+from .record import RECORD, decisions, draws, is_drawn
 
 OLD = {
     "a/1": {"sequences": [[1, 2, 3], [4, 5, 6]], "stats": {"rounds": 2, "rows": [{"rounds": 1}, {"rounds": 1}]}},
@@ -54,3 +60,16 @@ def test_a_list_of_changes(tmp_path):
     path = tmp_path / "changes.toml"
     path.write_text('[[change]]\ncases = "a/*"\nfields = ["stats.x", "trace"]\nreason = "why"\n')
     assert read_changes(path) == [Change(("a/*",), ("stats.x", "trace"), "why")]
+
+
+KEPT = json.loads(RECORD.read_text(encoding="utf-8"))
+CASES = all_cases()
+
+
+# The command compares all of them, and many more.
+@pytest.mark.parametrize("name", nightly(KEPT["cases"], but=[*KEPT["cases"]][::2]))
+def test_decisions(name: str):
+    case = CASES[name]
+    if is_drawn(case) and draws() != KEPT["draws"]:
+        pytest.skip("random numbers differ on this platform")
+    assert decisions(case) == KEPT["cases"][name]

@@ -13,13 +13,7 @@ import huggingface_hub
 import pytest
 import torch
 from huggingface_hub import HfApi
-from transformers import (
-    AutoModelForCausalLM,
-    AutoTokenizer,
-    GenerationConfig,
-    GenerationMixin,
-    PreTrainedModel,
-)
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, GenerationMixin, PreTrainedModel
 from transformers import dynamic_module_utils as dynamic
 
 import hf_lossy_assist

@@ -1,4 +1,4 @@
-"""Hidden states of mismatches against one forward for each of them."""
+"""Hidden states of mismatches, and texts that come and go in a batch, against one forward for each."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import torch
 
 from hf_lossy_assist.models.reading import CachedText
 from hf_lossy_assist.training.judge_labels import Mismatch, mismatch_states
+from hf_lossy_assist.training.writing import RowBatch
+from tests.models.references import close, logits_of
 from tests.tiny_models import ARCHITECTURES, tiny
 from tests.training.parts import states_of
 
@@ -39,3 +41,12 @@ def test_only_what_is_wanted_is_read():
     found = mismatch_states(model, PROMPT, RESPONSE, MISMATCHES[:1], CachedText())
     assert found["draft"].shape == (1, 32)
     assert read == [5, 1]  # nothing after the last mismatch
+
+
+def test_a_row_may_begin_with_nothing():
+    model = tiny()
+    rows = RowBatch(model)
+    rows.put(0, CachedText(), 0)
+    close(rows.step({0: 7})[0], logits_of(model, (7,))[-1])
+    rows.put(1, rows.remove(0), 1)
+    close(rows.step({1: 9})[0], logits_of(model, (7, 9))[-1])

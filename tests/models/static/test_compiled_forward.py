@@ -1,4 +1,4 @@
-"""When something is compiled, when not again, and what is left behind."""
+"""When something is compiled, when not again, what is left behind, and what callers put around a forward."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ import gc
 import re
 import warnings
 import weakref
+from functools import partial
 
 import pytest
 import torch
 from transformers import CompileConfig, DynamicCache, MambaConfig, MambaForCausalLM, StaticCache
 from transformers.utils import logging
 
-from hf_lossy_assist import LossyVerification
+from hf_lossy_assist import LossyVerification, enabled
 from hf_lossy_assist.compat.caches import CACHE
 from hf_lossy_assist.errors import LossyError
 from hf_lossy_assist.generation import obstacles
@@ -22,8 +23,10 @@ from hf_lossy_assist.models.static.cache_slot import StaticCacheSlot, give_back,
 from hf_lossy_assist.models.static.forwards import Compiling, FixedForward, states_of
 from tests.chains import Generating
 from tests.graphs import Backend
-from tests.parity import assert_lossless
+from tests.nightly import spread
+from tests.parity import assert_lossless, assert_same_rows
 from tests.tiny_models import noisy_copy, padded, prompt, tiny
+from tests.trial.surroundings import SURROUNDINGS, forward_replaced
 
 
 def slot_of(model) -> StaticCacheSlot:
@@ -279,3 +282,27 @@ def test_what_a_cache_of_the_caller_holds_is_not_compiled_over(compiling: bool):
         lossy_config={"compile": compiling}, compile_config=CompileConfig(backend="eager"),
     )  # fmt: skip
     assert torch.equal(ours, plain)
+
+
+GREEDY = {"do_sample": False, "max_new_tokens": 16, "return_dict_in_generate": True, "cache_implementation": "static"}
+
+
+CHANGES = {
+    **{name: SURROUNDINGS[name] for name in ("wrapped", "autocast", "hooked", "offloaded")},
+    "around the decoder": lambda model: SURROUNDINGS["wrapped"](model.model),
+    "torch.compile": partial(forward_replaced, partial(torch.compile, backend="eager", dynamic=True)),
+}
+
+
+@pytest.mark.filterwarnings("ignore:a static cache has no effect here")
+@spread(name=CHANGES, whose=["draft", "target"])
+def test_texts_are_plain(name: str, whose: str):
+    """Of a batch, rows end apart."""
+    inputs = {"input_ids": prompt()} if whose == "target" else padded()
+    models = {"target": tiny(), "draft": noisy_copy(tiny(), 0.05)}
+    settings = GREEDY | inputs | {"eos_token_id": list(range(3, 13))}
+    plain = models["target"].generate(**settings, output_logits=True)
+    with CHANGES[name](models[whose]), enabled():
+        ours = models["target"].generate(**settings, assistant_model=models["draft"], lossy_mode="lossless")
+    assert_same_rows(ours.sequences, plain)
+    assert ours.lossy_stats.accepted > 0
