@@ -64,7 +64,9 @@ def main(words: Sequence[str] | None = None) -> None:
         run(words)
     except CycloptsError as error:
         error.verbose = False
-        _refuse(_missing(error) or str(error))
+        # The library says the same of an option that was left out and of one without its value.
+        left_out = isinstance(error, MissingArgumentError) and not (error.keyword or error.argument.tokens)
+        _refuse(f"`{error.argument.name}` has to be given" if left_out else str(error))
     except (LossyError, OSError) as error:
         if getattr(error, "errno", None) == EPIPE:  # a reader that has had enough
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
@@ -77,12 +79,6 @@ def main(words: Sequence[str] | None = None) -> None:
 def _refuse(message: str) -> NoReturn:
     Console(stderr=True, soft_wrap=True).print(f"error: {message}", style="red", markup=False, highlight=False)
     raise SystemExit(2)
-
-
-def _missing(error: CycloptsError) -> str | None:
-    """Say that an option was left out; the library says the same of an option without its value."""
-    left_out = isinstance(error, MissingArgumentError) and not (error.keyword or error.argument.tokens)
-    return f"`{error.argument.name}` has to be given" if left_out else None
 
 
 def run(words: list[str]) -> None:

@@ -48,7 +48,10 @@ class Span:
         """Return ``(B, L)`` whether a part is open after each token; the closing marker is outside."""
         if self.start == self.end:
             return _matches(ids, self.start).cumsum(-1) % 2 == 1
-        opened, closed = (_last_match(ids, marker) for marker in (self.start, self.end))
+        at = torch.arange(ids.shape[1], device=ids.device)
+        # The end of each marker's last occurrence so far, or -1.
+        ends = (torch.where(_matches(ids, marker), at, -1) for marker in (self.start, self.end))
+        opened, closed = (end.cummax(-1).values for end in ends)
         return opened > closed
 
 
@@ -59,12 +62,6 @@ def _matches(ids: Tensor, marker: tuple[int, ...]) -> Tensor:
         spans = ids.unfold(1, len(marker), 1)
         found[:, len(marker) - 1 :] = (spans == to_device(marker, ids.device)).all(-1)
     return found
-
-
-def _last_match(ids: Tensor, marker: tuple[int, ...]) -> Tensor:
-    """Return ``(B, L)`` the end of the marker's last occurrence up to each position, or -1."""
-    at = torch.arange(ids.shape[1], device=ids.device)
-    return torch.where(_matches(ids, marker), at, -1).cummax(-1).values
 
 
 @dataclass(frozen=True)

@@ -85,7 +85,8 @@ class OutputRecorder:
                     row[name].extend(values[own, j] for j in range(count))
             for name in ("hidden_states", "attentions"):
                 if name in self.wanted:
-                    layers = _of_decoder(output.outputs, name)
+                    layers = getattr(output.outputs, f"decoder_{name}", None)  # may be empty
+                    layers = getattr(output.outputs, name) if layers is None else layers
                     layers = tuple(layer.narrow(_rows_of(layer, name), i, 1) for layer in layers)
                     first = not row[name]
                     row[name] += _per_token(layers, count, drafted, first, square=name == "attentions")
@@ -167,11 +168,6 @@ def _per_token(
             entry.append(layer[..., start:end, :width])
         entries.append(tuple(entry))
     return entries
-
-
-def _of_decoder(outputs: Any, name: str) -> tuple[Tensor, ...]:
-    states = getattr(outputs, f"decoder_{name}", None)
-    return getattr(outputs, name) if states is None else states
 
 
 def _rows_of(values: Tensor, name: str) -> int:

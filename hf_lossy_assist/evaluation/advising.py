@@ -30,7 +30,7 @@ from .modes import EVERYTHING, DecodingMode, by_name, parse_modes
 from .replay import TextLogits, Walk, greedy, processors_of, read_laws
 from .requests import PromptBatch
 from .speeds import Speeds, measure_costs, merged, spread_of
-from .tables import NumberTable, as_text, milliseconds, number, percent, table
+from .tables import NumberTable, as_text, figure, number, percent, table
 
 MAX_NATS = 0.025
 """The largest loss of a recommended rule, in nats a token."""
@@ -109,17 +109,16 @@ class Advice:
         """The rows that gain, and than which no other loses less and gains as much."""
         rules = [row for row in self.rows if row.mode != EVERYTHING and row.times_lossless > 1]
         points = [(row.nats, -row.times_lossless) for row in rules]
-
-        def beaten(own: tuple[float, float]) -> bool:
-            return any(other != own and other[0] <= own[0] and other[1] <= own[1] for other in points)
-
-        return tuple(row for row, point in zip(rules, points, strict=True) if not beaten(point))
+        return tuple(
+            row
+            for row, own in zip(rules, points, strict=True)
+            if not any(other != own and other[0] <= own[0] and other[1] <= own[1] for other in points)
+        )
 
     @cached_property
     def ceiling(self) -> Row:
         """The row that keeps everything: no rule is faster."""
-        one = next(one for one in self.replayed if one.mode.label == EVERYTHING)
-        return self.row(one)
+        return self.row(next(one for one in self.replayed if one.mode.label == EVERYTHING))
 
     def best(self, mode: str | None = None) -> Recommendation:
         """Return the fastest setting: of one rule, or of all but ``everything`` that lose at most 0.025 nats a token.
@@ -147,8 +146,7 @@ class Advice:
             row = row if row.low > 1 else self.row(self.replayed[0])
             if row.times_alone <= 1:
                 return Recommendation(None, DecodingMode("plain"))
-        mode = replace(by_label[row.mode].mode, gamma=row.gamma)
-        return Recommendation(row, mode)
+        return Recommendation(row, replace(by_label[row.mode].mode, gamma=row.gamma))
 
     @property
     def how_sure(self) -> str:
@@ -167,14 +165,13 @@ class Advice:
     def said(self) -> list[str]:
         """The costs, what the draft is worth, and the verdict, in sentences."""
         speeds, own = self.speeds, self._lossless
-        one, six, more = (milliseconds(speeds.costs.read(n)) for n in (1, 6, 17))
+        one, six, more = (figure(1000 * speeds.costs.read(n)) for n in (1, 6, 17))
         times, low, high = speeds.times(own, speeds.alone)
         drafts = "default drafts" if own.gamma == AUTO else f"γ = {own.gamma}"
-        verdict = f"With this draft no rule is more than {self.ceiling.times_lossless:.2f} × as fast as lossless."
         return [
             (
                 f"The target takes {one} ms over 1 token, {six} over 6, {more} over 17; a drafted token takes "
-                f"{milliseconds(speeds.costs.drafted)}, {speeds.costs.share:.2f} of the first."
+                f"{figure(1000 * speeds.costs.drafted)}, {speeds.costs.share:.2f} of the first."
             ),
             (
                 f"{len(speeds.tokens)} answers of the target, {int(speeds.tokens.sum()):,} tokens: lossless would keep "
@@ -184,7 +181,7 @@ class Advice:
                 f"Lossless with {drafts} is {times:.2f} × the target alone ({low:.2f} … {high:.2f})"
                 + ("." if times > 1 else ": drafting does not pay here.")
             ),
-            verdict,
+            f"With this draft no rule is more than {self.ceiling.times_lossless:.2f} × as fast as lossless.",
             f"Recommended for speed: {self.best()}: {self.how_sure}.",
             "All this is worked out off-line, along the target's own texts: tokens a call, times the seconds of a call"
             + ("." if speeds.costs.clock == "wall" else ", in computing time of one thread, which is steadier here."),
@@ -193,11 +190,11 @@ class Advice:
     def next_step(self, options: str = "…") -> str:
         """Say which modes to measure next, and why; ``options`` name models and prompts."""
         few = sorted(self.front, key=lambda row: row.times_lossless)[-3:]
-        settings = [f"lossless@{self._lossless.gamma}", *(with_gamma(row.mode, row.gamma) for row in few)]
-        modes = ",".join(["plain", *settings])
+        modes = ["plain", f"lossless@{self._lossless.gamma}", *(with_gamma(row.mode, row.gamma) for row in few)]
         return (
             "What other tokens do to answers is not known here, nor are rules that look at whole drafts or at states, "
-            f"nor other drafters: measure a dozen prompts. Next: lossy-assist evaluate {options} --modes {modes}"
+            "nor other drafters: measure a dozen prompts. "
+            f"Next: lossy-assist evaluate {options} --modes {','.join(modes)}"
         )
 
     def table(self) -> NumberTable:

@@ -262,7 +262,9 @@ def _tested(
     for rule, labels in families.items():
         for place, label in enumerate(labels):
             config = {k: v for k, v in plan["modes"][label].items() if k not in ("temperature", "heads", "rule")}
-            n, speed = len(losses[label]), _speed(modes.get(label, {}))
+            n, own = len(losses[label]), modes.get(label, {}).values()
+            tokens, seconds = (sum(getattr(answer, name) for answer in own) for name in ("tokens", "seconds"))
+            speed = tokens / max(1e-12, seconds) if own else None
             if place > len(found[rule]) or not n:
                 tested.append(TestedSetting(label, rule, config, "not tested", n, tokens_per_second=speed))
                 continue
@@ -284,9 +286,3 @@ def _losses(own: Mapping[int, Answer], others: Mapping[int, Answer], problems: S
     for i in sorted(own.keys() & others.keys()):
         found.setdefault(problems[i], []).append(others[i].score - own[i].score)
     return [*map(fmean, found.values())]
-
-
-def _speed(answers: Mapping[int, Answer]) -> float | None:
-    """Return tokens per second; None without answers."""
-    seconds = sum(answer.seconds for answer in answers.values())
-    return sum(answer.tokens for answer in answers.values()) / max(1e-12, seconds) if answers else None

@@ -201,13 +201,6 @@ def _label(row: ModeScore) -> str:
     return f"{row.label} (lossless)" if row.lossless else row.label
 
 
-def _times(name: str, label: str) -> Column:
-    def column(row: ModeScore) -> str:
-        return "too few calls" if row.speed.few and row.label != label else str(row.speed.times[name])
-
-    return column
-
-
 def score_table(rows: Rows, reference: str, fastest: Mapping[str, str]) -> NumberTable:
     """Lay out speed with quality, beside the fastest mode of the first baseline that is there."""
     columns: dict[str, Column] = {"mode": _label, "n": lambda row: str(row.n)}
@@ -215,7 +208,9 @@ def score_table(rows: Rows, reference: str, fastest: Mapping[str, str]) -> Numbe
         columns |= {"score\n(%)": lambda row: percent(row.score, 1), f"points against\n{_over(reference)}": points}
     columns["tokens\n/s"] = lambda row: figure(row.tokens_per_second)
     if base := next((name for name in BASES if name in fastest), None):
-        columns[_over(f"× {fastest[base]}")] = _times(base, fastest[base])
+        columns[_over(f"× {fastest[base]}")] = lambda row: (
+            "too few calls" if row.speed.few and row.label != fastest[base] else str(row.speed.times[base])
+        )
     return table(rows, columns, "Speed and quality")
 
 

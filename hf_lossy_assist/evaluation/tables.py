@@ -55,15 +55,10 @@ class NumberTable:
         return laid_out
 
 
-def _parts(label: str) -> list[str]:
-    """Return the parts of a label that stay whole."""
-    return re.findall(r"(?:[^:+ ]| (?=%))*[:+ ]|(?:[^:+ ]| (?=%))+", label)
-
-
 def wrapped(label: str, width: int) -> str:
     """Break a label into lines, between its parts alone."""
     lines = [""]
-    for part in _parts(label):
+    for part in re.findall(r"(?:[^:+ ]| (?=%))*[:+ ]|(?:[^:+ ]| (?=%))+", label):
         if len(lines[-1]) + len(part.rstrip()) <= width:
             lines[-1] += part
         else:
@@ -99,7 +94,3 @@ def figure(value: float) -> str:
     ('3.142', '11850')
     """
     return f"{value:.4g}" if abs(value) < 9999.5 else f"{value:.0f}"
-
-
-def milliseconds(seconds: float | None) -> str:
-    return "" if seconds is None else figure(1000 * seconds)

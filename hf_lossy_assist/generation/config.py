@@ -247,15 +247,12 @@ def _run_settings(settings: dict[str, Any]) -> dict[str, Any]:
         check_keys("`tree` in `lossy_config`", [x.name for x in fields(TreeConfig)], tree)
         given["tree"] = TreeConfig(**tree)
     if "stop_drafting" in given:
-        given["stop_drafting"] = _stop(_as_dict("lossy_config['stop_drafting']", given["stop_drafting"]))
+        stop = _as_dict("lossy_config['stop_drafting']", given["stop_drafting"])
+        by = stop.pop("by", None)
+        check_name("by` of `stop_drafting` in `lossy_config", by, STOPS)
+        check_keys(f"`stop_drafting` in `lossy_config` by {by!r}", [x.name for x in fields(STOPS[by]) if x.init], stop)
+        given["stop_drafting"] = STOPS[by](**stop)
     return given
-
-
-def _stop(settings: dict[str, Any]) -> DraftStop:
-    by = settings.pop("by", None)
-    check_name("by` of `stop_drafting` in `lossy_config", by, STOPS)
-    check_keys(f"`stop_drafting` in `lossy_config` by {by!r}", [x.name for x in fields(STOPS[by]) if x.init], settings)
-    return STOPS[by](**settings)
 
 
 def _settings_by_rule(

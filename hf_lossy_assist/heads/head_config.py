@@ -173,6 +173,7 @@ def render_card(config: HeadConfig, folder: Path) -> str:
     loader = jinja2.FileSystemLoader(Path(__file__).parent)
     options = {"keep_trailing_newline": True, "trim_blocks": True, "undefined": jinja2.StrictUndefined}
     template = jinja2.Environment(loader=loader, **options).get_template("card_template.md")
+    runs = (*config.told("runs"), config.provenance)  # the commands of the data first, each once
     return template.render(
         card_data=card_metadata(config).to_yaml(),
         title=_title(config),
@@ -180,14 +181,8 @@ def render_card(config: HeadConfig, folder: Path) -> str:
         figures=config.figures.items(),
         thresholds=[asdict(row) for row in config.thresholds],
         roc=ROC if (folder / ROC).is_file() else None,
-        commands=_commands(config),
+        commands=list(dict.fromkeys(shlex.join(run["argv"]) for run in runs if run.get("argv"))),
     )
-
-
-def _commands(config: HeadConfig) -> list[str]:
-    """Return the commands that made a head, each once: those of the data first."""
-    runs = (*config.told("runs"), config.provenance)
-    return list(dict.fromkeys(shlex.join(run["argv"]) for run in runs if run.get("argv")))
 
 
 def card_metadata(config: HeadConfig) -> ModelCardData:

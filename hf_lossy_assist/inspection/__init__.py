@@ -66,12 +66,11 @@ class InspectionPage:
         """Write the page to a file."""
         Path(path).write_text(self.html(), encoding="utf-8")
 
-    def _repr_html_(self) -> str:
-        return self.fragment()
-
     def fragment(self) -> str:
         """Return the body of the page, for embedding in another."""
         return _templates().get_template("texts.html").render(self._shown())
+
+    _repr_html_ = fragment
 
     def _shown(self) -> dict[str, Any]:
         values = self.to_dict()

@@ -125,7 +125,9 @@ class GSM8K(Task):
             return self._read("test")
         # A prompt must not contain its own answer, so worked problems leave the split.
         rest = self._read("train")[self.shots :]
-        return [e for e in rest if _validates(e.prompt) == (split == "validation")]
+        # A problem is of the validation split by its hash: neither order nor seed changes it.
+        shares = ((one, zlib.crc32(one.prompt.encode()) / 2**32) for one in rest)
+        return [one for one, share in shares if (share < _VALIDATION_SHARE) == (split == "validation")]
 
     def _read(self, source: str) -> list[Example]:
         if source not in self._loaded:
@@ -141,11 +143,6 @@ def _example(row: Row) -> Example:
     if answer is None:
         raise LossyValueError(f"the answer of a row in `data` has to end in '#### N', but is {row['answer'][-80:]!r}")
     return Example(prompt=f"Question: {row['question']}\nAnswer:", answer=answer, solution=f" {solution}")
-
-
-def _validates(prompt: str) -> bool:
-    """Tell whether a training problem is of the validation split, by its hash: neither order nor seed changes it."""
-    return zlib.crc32(prompt.encode()) / 2**32 < _VALIDATION_SHARE
 
 
 def _files(data: str | None) -> dict[str, Path]:

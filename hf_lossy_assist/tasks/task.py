@@ -164,11 +164,8 @@ def read_jsonl(path: str | Path, fields: tuple[str, ...]) -> list[Row]:
 
 def prompt_of(row: Row) -> Any:
     """Return a row's ``prompt``, ``question`` or first of ``turns``; None if it has none."""
-    return next((first(row[name]) for name in ("prompt", "question", "turns") if row.get(name)), None)
-
-
-def first(value: Any) -> Any:
-    return value[0] if isinstance(value, list) and value else value
+    value = next((row[name] for name in ("prompt", "question", "turns") if row.get(name)), None)
+    return value[0] if isinstance(value, list) else value
 
 
 def from_hub(dataset: str, config: str | None, split: str) -> Iterable[Row]:

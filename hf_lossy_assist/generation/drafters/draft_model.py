@@ -82,12 +82,6 @@ def draft_runner(
     return DynamicCacheRunner(kind(model), carried, length, last_position=last, hands_on=hands_on)
 
 
-def check_draft_model(target: PreTrainedModel, draft: PreTrainedModel) -> None:
-    """Raise unless ``draft`` can draft for ``target`` in the target's tokens."""
-    check_vocabularies(target, draft)
-    check_decoder(draft)
-
-
 def check_decoder(draft: PreTrainedModel) -> None:
     """Raise unless ``draft`` is a decoder that reads text alone, with a cache that can be rolled back."""
     if (refusal := obstacle_in_adapter(draft)) is not None:
@@ -118,7 +112,8 @@ class DraftModel(Kind):
         return (self.model,)
 
     def check(self) -> None:
-        check_draft_model(self.asked.target, self.model)
+        check_vocabularies(self.asked.target, self.model)
+        check_decoder(self.model)
 
     def make(self, making: Making) -> Drafter:
         call, tree, rule = making.call, self.asked.config.tree, self.asked.config.rule.unverified_drafting
