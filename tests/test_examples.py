@@ -100,7 +100,7 @@ def test_the_server_says_what_it_lacks(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("sys.argv", [example])
     with pytest.raises(SystemExit, match="TARGET DRAFT"):
         runpy.run_path(example, run_name="__main__")
-    folder = str(pairs.pair.BUNDLED / "draft")
+    folder = str(pairs.BUNDLED / "draft")
     monkeypatch.setattr("sys.argv", [example, folder, folder])
     draft = pairs.load("arithmetic").draft
     monkeypatch.setattr("transformers.AutoModelForCausalLM.from_pretrained", lambda *_, **__: draft)

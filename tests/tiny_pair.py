@@ -31,7 +31,4 @@ def tiny_pair_folder(tmp_path_factory) -> Path:
 def bundled(tiny_pair_folder, monkeypatch):
     """Let the untrained models stand in for those of the bundled pair."""
     load = pairs.load
-    for place in (pairs, pairs.pair):
-        monkeypatch.setattr(
-            place, "load", lambda name, **options: load(name, **{**options, "folder": tiny_pair_folder})
-        )
+    monkeypatch.setattr(pairs, "load", lambda name, **options: load(name, **{**options, "folder": tiny_pair_folder}))

@@ -121,7 +121,7 @@ def test_ratio_labels(options, tmp_path):
 
 
 def test_the_pair_needs_no_models_and_no_task(tiny_pair_folder, tmp_path, monkeypatch):
-    monkeypatch.setattr(pairs.pair, "load", partial(pairs.load, folder=tiny_pair_folder))
+    monkeypatch.setattr(pairs, "load", partial(pairs.load, folder=tiny_pair_folder))
     printed = ok("--pair", "arithmetic", "--out", tmp_path, "--limit", 2, "--max-new-tokens", 5)
     # Untrained models state no answer.
     assert figure(printed, "skipped") == "2"

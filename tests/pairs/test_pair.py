@@ -17,7 +17,7 @@ from benchmarks.bundled_pair.recipe import RECIPES
 from hf_lossy_assist import LossyValueError, pairs
 from hf_lossy_assist.evaluation.evaluation import evaluate
 from hf_lossy_assist.heads import ModelIdentity
-from hf_lossy_assist.pairs.pair import BUNDLED
+from hf_lossy_assist.pairs import BUNDLED
 from hf_lossy_assist.tasks import Example
 
 
@@ -118,7 +118,7 @@ def test_a_pair_may_be_spread_over_devices(tiny_pair_folder, monkeypatch, assist
     monkeypatch.setattr(
         AutoModelForCausalLM, "from_pretrained", lambda *given, **more: asked.append(more) or load(*given, **more)
     )
-    monkeypatch.setattr(pairs.pair, "load", partial(pairs.load, folder=tiny_pair_folder))
+    monkeypatch.setattr(pairs, "load", partial(pairs.load, folder=tiny_pair_folder))
     pairs.Pair.load("arithmetic", device="auto", assistant=assistant)
     assert [more.get("device_map") for more in asked] == ["auto", "auto"]
 

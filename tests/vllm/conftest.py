@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from hf_lossy_assist.pairs import hub_cards
-from hf_lossy_assist.pairs.pair import BUNDLED
+from hf_lossy_assist.pairs import BUNDLED, hub_cards
 
 collect_ignore_glob = [] if find_spec("vllm") else ["test_*.py"]
 

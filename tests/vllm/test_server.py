@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from openai import BadRequestError, OpenAI
 
-from hf_lossy_assist.pairs.pair import BUNDLED
+from hf_lossy_assist.pairs import BUNDLED
 from tests.vllm.asking import LENGTH, RULES, prompts_of
 from tests.vllm.conftest import BY_MODEL, ENVIRONMENT, HEADS
 
