@@ -20,7 +20,7 @@ from hf_lossy_assist.drafting import draft_ends
 from hf_lossy_assist.errors import warn_once
 from hf_lossy_assist.generation import config as call_config
 from hf_lossy_assist.pairs import qwen_coder
-from tests.hub.fixtures import loopback_hub, signed_in  # noqa: F401
+from tests.hub.server import loopback_hub, signed_in  # noqa: F401
 from tests.tiny_pair import bundled, tiny_pair_folder  # noqa: F401
 
 # The same cases in every run, however busy the machine is.

@@ -17,8 +17,7 @@ from cyclopts.validators import Number
 from ..errors import LossyValueError
 from ..generation.spelling import FORM, OWN_RULE, LossyMode, Spelling, split
 from ..store.folder import this_process
-from ..tasks import Example, Task
-from ..tasks.lookup import SHIPPED, load
+from ..tasks import SHIPPED, Example, Task, load
 from ..tasks.prompts import Prompts as OwnPrompts
 from ..values import check_name
 from .console import limit_threads

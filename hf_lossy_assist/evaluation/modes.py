@@ -24,7 +24,7 @@ from ..generation.enabling import enabled
 from ..generation.spelling import OWN_RULE, Spelling, split
 from ..heads import Head
 from ..pairs import Pair
-from ..tasks.lookup import find
+from ..tasks import find
 from ..values import SHARE, Rule, check_keys, check_name, is_number
 
 EVERYTHING = "everything"

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from hf_lossy_assist import LossyValueError, tasks
-from hf_lossy_assist.tasks.lookup import SHIPPED
+from hf_lossy_assist.tasks import SHIPPED
 
 OWN = """
 from hf_lossy_assist.tasks import Example, Task

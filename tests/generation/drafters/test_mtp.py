@@ -17,7 +17,7 @@ from hf_lossy_assist import LossyUnsupportedError, LossyValueError, last_stats
 from hf_lossy_assist.generation.drafters import mtp
 from hf_lossy_assist.models import recurrent
 from tests.acceptors.fixtures import assert_second_token_has_the_law
-from tests.generation.drafters.mtp_reference import Reference
+from tests.generation.drafters.uncached import Reference
 from tests.mtp_checkpoints import FAMILIES, layer, loaded, saved, trained_pair, write
 from tests.multimodal_models import asked
 from tests.nightly import nightly, spread

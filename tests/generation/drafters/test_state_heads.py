@@ -22,8 +22,7 @@ from tests import dflash_heads, eagle3_heads
 from tests.acceptors.fixtures import assert_texts_have_the_law
 from tests.architectures import family
 from tests.dflash_heads import BLOCK, random_dflash, trained_dflash
-from tests.generation.drafters.mtp_reference import Reference
-from tests.generation.drafters.uncached import dflash_logits, eagle3_logits
+from tests.generation.drafters.uncached import Reference, dflash_logits, eagle3_logits
 from tests.graphs import Backend, Recorder, record
 from tests.mtp_checkpoints import FAMILIES, loaded, write
 from tests.nightly import nightly, spread
