@@ -12,8 +12,6 @@ from scipy.stats import norm
 from sklearn.metrics import roc_auc_score
 
 from hf_lossy_assist import LossyValueError
-from hf_lossy_assist.heads import JudgeHead
-from hf_lossy_assist.heads.repository import ROC
 from hf_lossy_assist.store import folder
 from hf_lossy_assist.training.examples import Examples
 from hf_lossy_assist.training.head_training import JudgeSettings, folds_of, train_judge
@@ -156,16 +154,6 @@ def test_the_origin_names_no_folders_of_the_machine(monkeypatch):
         "settings": {"task_data": "train.jsonl", "split": "train"},
         "runs": [{"argv": bare}],
     }
-
-
-def test_a_saved_head_has_a_curve_and_comes_back(tmp_path):
-    trained = train_judge(judged(), ORIGIN)
-    trained.save(tmp_path / "deep" / "head")
-    folder = tmp_path / "deep" / "head"
-    assert (folder / ROC).read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
-    head = JudgeHead.from_pretrained(folder)
-    assert torch.equal(head.weight, trained.head.weight)
-    assert head.config == trained.head.config
 
 
 def test_a_unit_that_never_varies_is_no_trouble():

@@ -73,9 +73,9 @@ def test_a_lambda_below_one(tmp_path):
     assert 0 < labels.sum() < data.labelled(1.0).labels.sum()
     settings = VerifierSettings(ratio=ratio, strengths=QUICK)
     trained = train_verifier(data, ORIGIN, settings)
-    trained.save(str(tmp_path / "head"))
-    assert (tmp_path / "head" / ROC).stat().st_size > 1000
-    head = VerifierHead.from_pretrained(tmp_path / "head")
+    trained.save(str(folder := tmp_path / "deep" / "head"))
+    assert (folder / ROC).read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+    head = VerifierHead.from_pretrained(folder)
     assert head.config == trained.head.config
     assert torch.equal(head.weight, trained.head.weight)
     assert head.config.ratio == ratio
