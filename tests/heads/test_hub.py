@@ -117,17 +117,9 @@ def test_repositories_that_want_a_token(
     assert torch.equal(JudgeHead.from_pretrained(ID, token=TOKEN).weight, judge.weight)
 
 
-def half(content: bytes) -> bytes:
-    return content[: len(content) // 2]
-
-
-def other_numbers(content: bytes) -> bytes:
-    return content[:-8] + bytes(8)
-
-
 def test_downloads_that_break_off_and_a_hub_out_of_reach(published: LoopbackHub, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("time.sleep", lambda _: None)  # the client waits between its attempts
-    published.repositories[ID].served["model.safetensors"] = half
+    published.repositories[ID].served["model.safetensors"] = lambda content: content[: len(content) // 2]
     with pytest.raises(LossyValueError, match=r"can't use 'org/judge'"):
         JudgeHead.from_pretrained(ID)
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
@@ -137,7 +129,7 @@ def test_downloads_that_break_off_and_a_hub_out_of_reach(published: LoopbackHub,
 
 
 def test_weights_changed_on_the_server(published: LoopbackHub):
-    published.repositories[ID].served["model.safetensors"] = other_numbers
+    published.repositories[ID].served["model.safetensors"] = lambda content: content[:-8] + bytes(8)
     with pytest.raises(LossyValueError, match=r"is not the file that config\.json was saved with.*force_download=True"):
         JudgeHead.from_pretrained(ID)
     published.repositories[ID].served.clear()

@@ -239,12 +239,6 @@ def test_a_hub_comes_first(copied, tiny_pair_folder, loopback_hub: LoopbackHub, 
     assert pairs.load("qwen-coder").draft is not None
 
 
-def test_a_pair_is_taken_from_a_folder(user, tiny_pair_folder):
-    pair = pairs.load("qwen-coder", folder=tiny_pair_folder, dtype=torch.float32)
-    assert pair.target.dtype == torch.float32
-    assert not torch.equal(pair.target.lm_head.weight, pair.draft.lm_head.weight)
-
-
 def test_the_cache_is_the_user_s(monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", "/somewhere")
     assert cache_folder() == Path("/somewhere/hf_lossy_assist/qwen-coder")
