@@ -134,9 +134,7 @@ def word_problem(problem: Problem, rng: random.Random, *, interleaved: bool = Fa
         solution.append(say(_WORDS["solution_combine"][problem.kind], a=a, k=k, b=problem.answer))
     solution.append(_WORDS["closing"].format(answer=problem.answer))
     return Example(
-        prompt=f"Question: {' '.join(question)}\nAnswer:",
-        answer=str(problem.answer),
-        solution=" " + " ".join(solution),
+        prompt=f"Question: {' '.join(question)}\nAnswer:", answer=str(problem.answer), solution=" " + " ".join(solution)
     )
 
 

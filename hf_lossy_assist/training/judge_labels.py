@@ -84,12 +84,7 @@ _AHEAD = 32  # tokens of a new response that the draft reads in search of the ne
 
 
 def search(
-    example: Example,
-    task: Task,
-    decode: Callable[[Sequence[int]], str],
-    *,
-    most: int | None = None,
-    start: float = 0.0,
+    example: Example, task: Task, decode: Callable[[Sequence[int]], str], *, most: int | None = None, start: float = 0.0
 ) -> Generator[Request, Any, Found]:
     """Label every mismatch of draft and target by whether the answer depends on it.
 

@@ -51,11 +51,7 @@ def test_sampling_law_equals_stock():
     assert chi2_contingency(flat[:, flat.sum(0) > 0]).pvalue > 1e-5
 
 
-SCIPY = {
-    "kl": entropy,
-    "js": lambda p, q: jensenshannon(p, q) ** 2,
-    "tv": lambda p, q: np.abs(p - q).sum() / 2,
-}
+SCIPY = {"kl": entropy, "js": lambda p, q: jensenshannon(p, q) ** 2, "tv": lambda p, q: np.abs(p - q).sum() / 2}
 
 
 @pytest.mark.parametrize("divergence", SCIPY)

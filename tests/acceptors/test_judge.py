@@ -119,11 +119,7 @@ def test_above_another_rule_the_judge_has_no_base_of_its_own():
     assert either.rules == (Judge(head, 0.2, base=None), DropMatch())
     assert parse(["topk", "judge"], {"topk": {"k": 3}}, {"judge": head}).rule.rules == (TopK(k=3), Judge(head))
     assert parse("judge", None, head).rule.base == Lossless()
-    v = Verification(
-        tokens=torch.tensor([[3, 5]]),
-        logits=torch.eye(8)[[3, 3, 3]][None],
-        hidden=torch.zeros(1, 3, 32),
-    )
+    v = Verification(tokens=torch.tensor([[3, 5]]), logits=torch.eye(8)[[3, 3, 3]][None], hidden=torch.zeros(1, 3, 32))
     important = any_judge(target, target, bias=1.0)
     assert Judge(important, base=None).keep(v).tolist() == [[False, False]]
     assert Judge(important).keep(v).tolist() == [[True, False]]

@@ -180,11 +180,7 @@ def test_a_file_that_cannot_be_read_is_refused_before_models_are_loaded(
     assert not places["OUT"].exists()
 
 
-OF_SPLITS = {
-    "evaluate": "--modes plain",
-    "advise": "",
-    "mine": "--split test --out OUT",
-}
+OF_SPLITS = {"evaluate": "--modes plain", "advise": "", "mine": "--split test --out OUT"}
 
 
 @pytest.mark.parametrize(("command", "others"), OF_SPLITS.items())

@@ -74,8 +74,7 @@ def test_a_folder_that_can_t_be_written_to_is_refused_before_models_are_loaded(t
 
 
 @pytest.mark.parametrize(
-    "given",
-    ["--assistant eagle3", "--assistant dflash", "--prompt-lookup 3", "--assistant draft --prompt-lookup 3"],
+    "given", ["--assistant eagle3", "--assistant dflash", "--prompt-lookup 3", "--assistant draft --prompt-lookup 3"]
 )
 def test_every_drafter_can_be_named(tmp_path: Path, given: str):
     page = page_of(tmp_path, f"--pair arithmetic {given} --modes plain,lossless --max-new-tokens 8")

@@ -19,10 +19,7 @@ from tests.tiny_models import noisy_copy, padded, prompt, tiny
 parse = LossyConfig.from_fields
 
 GREEDY = {"do_sample": False, "max_new_tokens": 40, "eos_token_id": None, "return_dict_in_generate": True}
-STOPS = [
-    {"by": "confidence", "threshold": 0.1},
-    {"by": "acceptance", "threshold": 0.995},
-]
+STOPS = [{"by": "confidence", "threshold": 0.1}, {"by": "acceptance", "threshold": 0.995}]
 
 
 def by_name(settings: dict) -> str:
@@ -153,13 +150,7 @@ def test_by_default_the_draft_s_own_probabilities_end_drafts(by_default, monkeyp
 
 
 def test_rules_that_keep_more_have_longer_drafts_by_default(default_ends):
-    ends = {
-        "lossless": 0.5,
-        "typical": 0.2,
-        "margin": 0.3,
-        ("typical", "lossless"): 0.2,
-        ("margin", "lossless"): 0.3,
-    }
+    ends = {"lossless": 0.5, "typical": 0.2, "margin": 0.3, ("typical", "lossless"): 0.2, ("margin", "lossless"): 0.3}
     for mode, end in ends.items():
         mode = mode if isinstance(mode, str) else list(mode)
         assert call_config.LossyConfig.from_fields(mode).default_stop.threshold == pytest.approx(1 - end), mode

@@ -231,8 +231,7 @@ def test_what_fields_can_not_say_is_an_error():
 
 
 @pytest.mark.parametrize(
-    ("text", "config", "message"),
-    [("topk@8", None, "leave out the @"), ("topk:k=3", {"k": 2}, "both have 'k'")],
+    ("text", "config", "message"), [("topk@8", None, "leave out the @"), ("topk:k=3", {"k": 2}, "both have 'k'")]
 )
 def test_what_a_text_can_not_say_beside_its_settings(text, config, message):
     with pytest.raises(LossyValueError, match=f"`mode` .*{message}"):

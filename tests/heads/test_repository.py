@@ -134,11 +134,7 @@ def test_missing_files_and_folders_in_their_place(saved: Path, name: str, folder
 
 @pytest.mark.parametrize(
     ("content", "message"),
-    [
-        (b"\xff\xfe{\x00}\x00", "as JSON"),
-        (b"{", "as JSON"),
-        (b"[]", "it is not the configuration of a head"),
-    ],
+    [(b"\xff\xfe{\x00}\x00", "as JSON"), (b"{", "as JSON"), (b"[]", "it is not the configuration of a head")],
 )
 def test_configurations_that_are_none(saved: Path, content: bytes, message: str):
     (saved / "config.json").write_bytes(content)

@@ -51,10 +51,7 @@ TOPK = {"lossy_mode": "topk", "lossy_config": {"k": 3}}
 
 @pytest.mark.parametrize(
     "fields",
-    [
-        TOPK,
-        {"lossy_mode": "ears", "lossy_config": {"beta": 0.3, "seed": 1}, "do_sample": True, "temperature": 0.9},
-    ],
+    [TOPK, {"lossy_mode": "ears", "lossy_config": {"beta": 0.3, "seed": 1}, "do_sample": True, "temperature": 0.9}],
     ids=["greedy", "drawn"],
 )
 def test_same_as_enabled(pair: pairs.Pair, call: dict, fields: dict):

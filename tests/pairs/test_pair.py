@@ -49,8 +49,7 @@ def test_an_answer_s_tokens_have_the_eos_that_ended_it(tiny_pair_folder, ends, c
 
 def test_an_unknown_pair_is_an_error_with_the_nearest_name():
     with pytest.raises(
-        LossyValueError,
-        match=r"`name` .*\['arithmetic', 'qwen-coder'\], but is 'aritmetic'; did you mean 'arithmetic'",
+        LossyValueError, match=r"`name` .*\['arithmetic', 'qwen-coder'\], but is 'aritmetic'; did you mean 'arithmetic'"
     ):
         pairs.load("aritmetic")
 

@@ -292,8 +292,7 @@ def test_the_real_pair_answers_in_its_chat_template(qwen_coder_pair):
 
 
 @pytest.mark.parametrize(
-    ("name", "task", "least"),
-    [("judge", "gsm8k", 0.6), ("judge-code", "code", 0.6), ("verifier", "prompts", 0.57)],
+    ("name", "task", "least"), [("judge", "gsm8k", 0.6), ("judge-code", "code", 0.6), ("verifier", "prompts", 0.57)]
 )
 def test_the_bundled_heads_are_of_this_pair(name: str, task: str, least: float):
     head = Head.from_pretrained(pairs.hub_cards() / f"qwen-coder-{name}")

@@ -150,10 +150,7 @@ def test_the_origin_names_no_folders_of_the_machine(monkeypatch):
     provenance = replace(ORIGIN, data=mining).config_fields({"seed": 0})["provenance"]
     bare = ["train", "judge", "--data", "mined", "--assistant", "draft", "--config=run.toml"]
     assert provenance["argv"] == ["lossy-assist", *bare]
-    assert provenance["data"] == {
-        "settings": {"task_data": "train.jsonl", "split": "train"},
-        "runs": [{"argv": bare}],
-    }
+    assert provenance["data"] == {"settings": {"task_data": "train.jsonl", "split": "train"}, "runs": [{"argv": bare}]}
 
 
 def test_a_unit_that_never_varies_is_no_trouble():

@@ -90,10 +90,7 @@ def _processor() -> Callable[..., torch.Tensor]:
     return lambda input_ids, scores: call() or scores
 
 
-BREAKING = {
-    "a processor": lambda: {"logits_processor": [_processor()]},
-    "a streamer": lambda: {"streamer": Showing()},
-}
+BREAKING = {"a processor": lambda: {"logits_processor": [_processor()]}, "a streamer": lambda: {"streamer": Showing()}}
 
 
 @pytest.mark.parametrize("breaking", BREAKING)
