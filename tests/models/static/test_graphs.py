@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import functools
 import gc
 import warnings
 import weakref
@@ -136,7 +135,9 @@ def test_a_rule_that_reads_states(recorder):
 
 def test_texts_that_grow(recorder):
     """Lengths from 10 to 1,000 tokens take caches of four lengths, and record each once."""
-    target, draft = long_pair()
+    target = tiny()
+    target.config.max_position_embeddings = 1024
+    draft = noisy_copy(target)
     for length in (10, 60, 150, 400, 900):
         kwargs = {"input_ids": prompt(length), "max_new_tokens": 100, "num_assistant_tokens": 4}
         recorder.replays = 0
@@ -147,13 +148,6 @@ def test_texts_that_grow(recorder):
         prompt(850), assistant_model=draft, lossy_mode="lossless", num_assistant_tokens=4, max_new_tokens=90
     )
     assert recorder.recordings == first
-
-
-@functools.cache
-def long_pair():
-    target = tiny()
-    target.config.max_position_embeddings = 1024
-    return target, noisy_copy(target)
 
 
 def test_the_returned_cache_is_dynamic_and_goes_on(recorder):
