@@ -47,7 +47,8 @@ def with_scores(
         replaced = (drafted[row][i], p_x[row][i], q_x[row][i]) if last and replacing[row] else None
         numbers = {} if last and replaced is None else {name: x[row][i] for name, x in compared.items()}
         best = tuple(x for x in zip(likeliest[row][i], shares[row][i], strict=True) if x[1] > 0)
-        return TokenScores(p[row][i], q[row][i], best, finite(numbers), replaced)
+        of_draft = q[row][i] if i < rows[row].drafted else None  # what fills shorter drafts up is nobody's
+        return TokenScores(p[row][i], of_draft, best, finite(numbers), replaced)
 
     return [
         replace(row, scores=tuple(scores(number, i, i == end) for i in range(end + 1)))
@@ -56,12 +57,10 @@ def with_scores(
 
 
 def _chances(probs: Tensor | None, tokens: Tensor) -> list[list[float | None]]:
-    """Return the probabilities of ``tokens`` ``(B, m)`` position by position; None where there is no distribution."""
+    """Return the probabilities of ``tokens`` ``(B, m)`` at the positions of ``probs``; None without distributions."""
     if probs is None:
         return [[None] * tokens.shape[1] for _ in tokens]
-    there = min(probs.shape[1], tokens.shape[1])
-    found = probs[:, :there].gather(-1, tokens[:, :there, None])[..., 0].tolist()
-    return [row + [None] * (tokens.shape[1] - there) for row in found]
+    return probs.gather(-1, tokens[:, : probs.shape[1], None])[..., 0].tolist()
 
 
 def finite(values: dict[str, float]) -> dict[str, float]:

@@ -79,9 +79,8 @@ def test_probabilities_are_those_of_a_forward_over_the_whole_text(row, inputs, d
             fates.add(record.fate)
             assert record.fate == kind or (record.fate, kind) == ("unverified", "accepted_lossy")
             assert said.p == (None if record.fate == "unverified" else close(p[at, record.token].item()))
-            if said.q is None:
-                assert config or record.fate == "bonus"
-            else:
+            assert (said.q is None) == (bool(config) or record.fate == "bonus")
+            if said.q is not None:
                 assert said.q == close(q[at, record.token].item())
             if record.fate == "unverified":
                 assert not said.likeliest
