@@ -15,6 +15,7 @@ from hf_lossy_assist.core.messages import Draft
 from hf_lossy_assist.models import lm_head_hook as module
 from hf_lossy_assist.models.lm_head_hook import AGREEMENT, DROPOUTS, choose_dropout
 from hf_lossy_assist.models.target import TargetReader
+from tests import encoder_decoders
 from tests.architectures import made
 from tests.tiny_models import ARCHITECTURES, noisy_copy, padded, prompt, tiny
 
@@ -143,6 +144,15 @@ def test_each_row_of_a_batch_has_the_dropout_that_it_has_alone(models, chosen):
         torch.testing.assert_close(own, states, atol=1e-4, rtol=1e-4)
         assert same == dropout
     assert len({dropout for _, dropout in alone}) > 1, "or any one would do for all"
+
+
+def test_an_encoder_s_mask_does_not_shorten_the_decoder_s_prompt(chosen):
+    target = encoder_decoders.made("bart")
+    options = {"decoder_input_ids": prompt(30), "max_new_tokens": 4, "do_sample": False, "lossy_mode": "dropmatch"}
+    for inputs in ({"input_ids": prompt(5)}, padded((5,))):
+        target.generate(**inputs, **options, assistant_model=noisy_copy(target))
+    assert len(chosen[0][0]) == 31, "the start token comes before the prompt"
+    assert_same_choice(chosen)
 
 
 def test_rows_keep_their_dropout_when_others_end(models, monkeypatch):
