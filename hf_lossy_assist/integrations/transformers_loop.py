@@ -231,8 +231,9 @@ class LossyVerification(LogitsProcessor):
     def _before(self, module: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         if self._rounds is None or threading.get_ident() != self._thread:
             return None
-        ids = kwargs.get("input_ids")
-        room = self._rounds.enter_forward(0 if ids is None else ids.shape[1], kwargs.get("attention_mask"))
+        prefix = "decoder_" if self.target.config.is_encoder_decoder else ""
+        ids, mask = (kwargs.get(f"{prefix}{name}") for name in ("input_ids", "attention_mask"))
+        room = self._rounds.enter_forward(0 if ids is None else ids.shape[1], mask)
         if room == 1 or "logits_to_keep" not in kwargs:
             return None
         return args, {**kwargs, "logits_to_keep": kwargs["logits_to_keep"] + room - 1}

@@ -147,12 +147,18 @@ def test_each_row_of_a_batch_has_the_dropout_that_it_has_alone(models, chosen):
 
 
 def test_an_encoder_s_mask_does_not_shorten_the_decoder_s_prompt(chosen):
-    target = encoder_decoders.made("bart")
-    options = {"decoder_input_ids": prompt(30), "max_new_tokens": 4, "do_sample": False, "lossy_mode": "dropmatch"}
+    target, config = encoder_decoders.made("bart"), {"seed": 0, "criterion": "naive"}
+    options = {
+        "decoder_input_ids": prompt(30), "max_new_tokens": 4, "do_sample": False, "prompt_lookup_num_tokens": 3,
+    }  # fmt: skip
     for inputs in ({"input_ids": prompt(5)}, padded((5,))):
-        target.generate(**inputs, **options, assistant_model=noisy_copy(target))
+        target.generate(**inputs, **options, lossy_mode="dropmatch", lossy_config=config)
+    with hf_lossy_assist.enabled(target), LossyVerification("dropmatch", target, **config) as hook:
+        target.generate(**padded((5,)), **options, logits_processor=[hook])
     assert len(chosen[0][0]) == 31, "the start token comes before the prompt"
-    assert_same_choice(chosen)
+    assert_same_choice(chosen[:2])
+    assert_same_choice(chosen[1:])
+    assert hook.stats.target_tokens > 31
 
 
 def test_rows_keep_their_dropout_when_others_end(models, monkeypatch):
