@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 from matplotlib.figure import Figure
 
-from .headroom import COST, DRAWN, LENGTHS, Drafted, Replay, answers_of, draw_panels, right_price
+from .headroom import COST, DRAWN, LENGTHS, Drafted, answers_of, draw_panels, right_price
 from .tables import Interval, Row, interval, markdown, points, ratio, rows, signed, times
 
 WHOLE, PROGRAMS = "gsm8k-32", "humaneval-32"
@@ -23,10 +23,20 @@ MODES = {  # by configuration: its modes, the reference first
     WHOLE: ("lossless@32", "min_p@32", "judge@32:threshold=0.263591", "typical@32"),
     PROGRAMS: ("lossless@32", "min_p@32", "judge@32:threshold=0.129306", "typical@32"),
 }
-ON_DISK = {  # by configuration: its texts, and its modes, the reference first
-    "gsm8k-on-disk": ("GSM8K", ("lossless@20", "typical@32")),
-    "humaneval-on-disk": ("programs", ("lossless@32", "judge@32:threshold=0.129306", "typical@32")),
+ON_DISK = {  # by configuration: its texts, their whole answers, and the drafts of each mode, the reference first
+    "gsm8k-on-disk": (
+        "GSM8K",
+        WHOLE,
+        {"lossless@32": "≥ 0.15", "judge@32:threshold=0.263591": "≥ 0.1", "typical@32": "32"},
+    ),
+    "humaneval-on-disk": (
+        "programs",
+        PROGRAMS,
+        dict.fromkeys(("lossless@32", "judge@32:threshold=0.129306", "typical@32"), "32"),
+    ),
 }
+OTHERS = ("strict_words@32:threshold=0.13", "regret@32", "everything@32")
+"""Modes of both configurations beside these."""
 COSTS = (0.1, COST, 0.02, 0.01)
 """Of a drafted token in the table, as shares of a call of the target."""
 ENDS = (0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8)
@@ -83,6 +93,14 @@ class Written(Drafted):
         return multiples(own, self.scores, base, other.scores)
 
 
+class Together(Written):
+    """Answers of a rule that decides drafts as wholes, so that they tell of no other drafts than their own."""
+
+    @cached_property
+    def drafts(self) -> dict[str, np.ndarray]:
+        return {"32": super().drafts["32"]}
+
+
 def multiples(*columns: np.ndarray) -> tuple[Interval, Interval]:
     """Return the times of an answer and of a right one beside another mode's, of times and scores of both."""
     both = np.stack(columns, axis=1)
@@ -101,12 +119,22 @@ def table(configuration: str = WHOLE) -> str:
     """Return what rules cost and gain in whole answers, by the cost of a drafted token."""
     lines = []
     for mode, (own, base) in beside_lossless(configuration).items():
-        cells = [f"`{mode}`", len(own.answers), signed(points(own.scores, base.scores))]
+        cells = [f"`{mode}`", signed(points(own.scores, base.scores))]
         for cost in COSTS:
             drafts = ", ".join(x.best(cost)[0] for x in (own, base))
             lines.append([*cells, cost, drafts, *map(times, own.beside(base, cost))])
-            cells = ["", "", ""]
-    return markdown(("rule", "n", "points", "c", "drafts", "answer, ×", "right answer, ×"), lines)
+            cells = ["", ""]
+    return markdown(("rule", "points", "c", "drafts", "answer, ×", "right answer, ×"), lines)
+
+
+def others(configuration: str = WHOLE) -> str:
+    """Return what further rules gain in right answers, and cost."""
+    lines, base = [], Written.of(configuration, MODES[configuration][0])
+    for mode in OTHERS:
+        own = (Written if mode.startswith("strict_words") else Together).of(configuration, mode)
+        beside = (times(own.beside(base, cost)[1]) for cost in (COST, COSTS[-1]))
+        lines.append((f"`{mode}`", signed(points(own.scores, base.scores)), *beside))
+    return markdown(("rule", "points", f"right answer, × at {COST}", f"at {COSTS[-1]}"), lines)
 
 
 def first() -> str:
@@ -141,38 +169,36 @@ def share(answers: Sequence[Row]) -> float:
 
 
 def on_disk() -> str:
-    """Return what answers took with the target on disk, beside what labels and drafts of other lengths predict."""
+    """Return what answers took with the target on disk, beside what whole answers foretell at this cost."""
     lines = []
-    for configuration, (title, modes) in ON_DISK.items():
+    for configuration, (title, whole, modes) in ON_DISK.items():
         cost, base = share(rows(configuration)), None
         cells = [f"{title}, c = {cost:.3f}"]
-        for mode in modes:
-            own, (rule, gamma) = Written.of(configuration, mode), mode.partition(":")[0].split("@")
+        for mode, drafts in modes.items():
+            own = Written.of(configuration, mode)
             seconds = np.array([x["seconds"] for x in own.answers])
-            labelled = Replay.of(title, f"`{rule}`").drafts[gamma] @ (1, cost)
+            foretold = Written.of(whole, mode).drafts[drafts] @ (1, cost)
             calls = sum(x["tokens"] for x in own.answers) / sum(x["rounds"] for x in own.answers)
             right = f"{own.scores.sum():.0f} of {len(own.answers)}"
-            cells += [f"`{mode}`", right, f"{calls:.1f}", f"{seconds.mean():.0f}"]
+            cells += [f"`{mode}`", drafts, right, f"{calls:.1f}", f"{seconds.mean():.0f}"]
             if base is None:
-                base, base_seconds, base_labelled = own, seconds, labelled
-                columns = ["1"] * 4
+                base = seconds, own.scores, foretold
+                columns = ["1"] * 3
             else:
-                seen, price = multiples(seconds, own.scores, base_seconds, base.scores)
-                said = interval(np.stack([labelled, base_labelled], axis=1), ratio, log=True)
-                columns = [*map(times, (seen, said, own.beside(base, COST)[0], price))]
-            if rule == "judge":  # another one has judged the labelled mismatches
-                columns[1] = ""
+                seen, price = multiples(seconds, own.scores, *base[:2])
+                said = interval(np.stack([foretold, base[2]], axis=1), ratio, log=True)
+                columns = [*map(times, (seen, said, price))]
             lines.append([*cells, *columns])
             cells = [""]
-    heads = ("time, ×", "labels say", f"replayed, c = {COST}", "right answer, ×")
-    return markdown(("texts", "mode", "right", "tokens a call", "seconds", *heads), lines)
+    heads = ("time, ×", "foretold", "right answer, ×")
+    return markdown(("texts", "mode", "drafts", "right", "tokens a call", "seconds", *heads), lines)
 
 
 def draw_on_disk(path: Path) -> None:
     """Draw the seconds of each answer with the target on disk; crosses are wrong answers."""
     figure = Figure(figsize=(10, 3.5), layout="constrained")
     panels = figure.subplots(1, len(ON_DISK))
-    for axes, (configuration, (title, modes)) in zip(panels, ON_DISK.items(), strict=True):
+    for axes, (configuration, (title, _, modes)) in zip(panels, ON_DISK.items(), strict=True):
         for i, mode in enumerate(modes):
             own = answers_of(configuration, mode).values()
             axes.plot([x["id"] for x in own], [x["seconds"] for x in own], color=f"C{i}", linewidth=0.6)

@@ -2,29 +2,27 @@
 
 from __future__ import annotations
 
-import re
-
 import numpy as np
 import pytest
 
 from benchmarks import whole
 from benchmarks.headroom import LENGTHS, answers_of, rounds
-from benchmarks.whole import MODES, ON_DISK, WHOLE, Written
+from benchmarks.whole import MODES, ON_DISK, OTHERS, PROGRAMS, WHOLE, Written
 
-SEEN = [(configuration, mode) for configuration, (_, modes) in ON_DISK.items() for mode in modes]
+WRITTEN = [(configuration, mode) for configuration in MODES for mode in (*MODES[configuration], *OTHERS)]
 
 
-@pytest.mark.parametrize(("configuration", "mode"), SEEN)
-def test_answers_on_disk_replay_to_the_rounds_that_they_had(configuration, mode):
+@pytest.mark.parametrize(("configuration", "mode"), WRITTEN)
+def test_answers_replay_to_the_rounds_that_they_had(configuration, mode):
     for x in answers_of(configuration, mode).values():
-        assert rounds(x["tokens"], x["refused"], int(re.search(r"@(\d+)", mode)[1])) == x["rounds"]
+        assert rounds(x["tokens"], x["refused"], 32) == x["rounds"]
 
 
-@pytest.mark.parametrize(("configuration", "mode"), SEEN)
-def test_answers_written_token_by_token_are_those_of_generate(configuration, mode):
-    written = answers_of(configuration.replace("-on-disk", "-32"), re.sub(r"@\d+", "@32", mode))
-    for i, x in answers_of(configuration, mode).items():
-        assert all(x[name] == written[i][name] for name in ("text", "tokens", "score", "refused", "lossy"))
+@pytest.mark.parametrize("mode", ON_DISK["humaneval-on-disk"][2])
+def test_answers_written_token_by_token_are_those_of_generate(mode):
+    written = answers_of(PROGRAMS, mode)
+    for i, x in answers_of("humaneval-on-disk", mode).items():
+        assert all(x[name] == written[i][name] for name in ("text", "tokens", "score", "rounds", "refused", "lossy"))
 
 
 @pytest.mark.parametrize(
