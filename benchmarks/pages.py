@@ -259,7 +259,6 @@ TABLES: Sequence[tuple[str, str, Callable[[], str]]] = (
     ("docs/results/where-rules-pay.md", "where rules pay", headroom.table),
     ("docs/results/right-answers.md", "right answers", whole.table),
     ("docs/results/right-programs.md", "right programs", partial(whole.table, whole.PROGRAMS)),
-    ("docs/results/right-answers.md", "other rules", whole.others),
     ("docs/results/on-disk.md", "on disk", whole.on_disk),
     ("docs/results/vllm.md", "engines", engines),
     ("docs/results/cheap-drafts.md", "cheap drafts", cheap_drafts),

@@ -36,7 +36,7 @@ ON_DISK = {  # by configuration: its texts, their whole answers, and the drafts 
     ),
 }
 OTHERS = ("strict_words@32:threshold=0.13", "regret@32", "everything@32")
-"""Modes of both configurations beside these."""
+"""Further modes of both configurations."""
 COSTS = (0.1, COST, 0.02, 0.01)
 """Of a drafted token in the table, as shares of a call of the target."""
 ENDS = (0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8)
@@ -116,25 +116,20 @@ def beside_lossless(configuration: str = WHOLE) -> dict[str, tuple[Written, Writ
 
 
 def table(configuration: str = WHOLE) -> str:
-    """Return what rules cost and gain in whole answers, by the cost of a drafted token."""
+    """Return what rules cost and gain in whole answers, by the cost of a drafted token; further ones at the least."""
+    modes = {mode: (*both, COSTS) for mode, both in beside_lossless(configuration).items()}
+    base = Written.of(configuration, MODES[configuration][0])
+    for mode in OTHERS:
+        kind = Written if mode.startswith("strict_words") else Together
+        modes[mode] = kind.of(configuration, mode), base, COSTS[-1:]
     lines = []
-    for mode, (own, base) in beside_lossless(configuration).items():
+    for mode, (own, base, costs) in modes.items():
         cells = [f"`{mode}`", signed(points(own.scores, base.scores))]
-        for cost in COSTS:
+        for cost in costs:
             drafts = ", ".join(x.best(cost)[0] for x in (own, base))
             lines.append([*cells, cost, drafts, *map(times, own.beside(base, cost))])
             cells = ["", ""]
     return markdown(("rule", "points", "c", "drafts", "answer, ×", "right answer, ×"), lines)
-
-
-def others(configuration: str = WHOLE) -> str:
-    """Return what further rules gain in right answers, and cost."""
-    lines, base = [], Written.of(configuration, MODES[configuration][0])
-    for mode in OTHERS:
-        own = (Written if mode.startswith("strict_words") else Together).of(configuration, mode)
-        beside = (times(own.beside(base, cost)[1]) for cost in (COST, COSTS[-1]))
-        lines.append((f"`{mode}`", signed(points(own.scores, base.scores)), *beside))
-    return markdown(("rule", "points", f"right answer, × at {COST}", f"at {COSTS[-1]}"), lines)
 
 
 def first() -> str:
