@@ -51,6 +51,11 @@ def without_loss(model: PreTrainedModel) -> dict[str, Any]:
     return {ROUTING: False} if getattr(config, ROUTING, False) else {}
 
 
+def text_prefix(model: PreTrainedModel) -> str:
+    """Return how names of the text's inputs begin; with an encoder, those without a prefix are the encoder's."""
+    return "decoder_" if model.config.is_encoder_decoder else ""
+
+
 class ForwardInputs:
     """Makes the inputs of a target's forwards from what ``generate()`` carries between them.
 
@@ -61,7 +66,7 @@ class ForwardInputs:
         self.model = model
         self.with_encoder = model.config.is_encoder_decoder
         self._more = without_loss(model)
-        prefix = "decoder_" if self.with_encoder else ""
+        prefix = text_prefix(model)
         self._ids = f"{prefix}input_ids"
         self._mask, self._positions = f"{prefix}attention_mask", f"{prefix}position_ids"
         self._going_on = {self._mask: ones, self._positions: counting}

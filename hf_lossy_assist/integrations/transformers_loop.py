@@ -15,7 +15,7 @@ from transformers.generation.candidate_generator import CandidateGenerator
 
 from ..acceptors import decide
 from ..compat.drafters import DRAFTERS_WITHOUT_LOGITS, drafts_from_target_states, intercepted_drafter
-from ..compat.inputs import ending_tokens
+from ..compat.inputs import ending_tokens, text_prefix
 from ..compat.models import compiles_by_itself, device_of, innermost, shared_seed, unwrap
 from ..core.distributions import Randomness
 from ..core.limits import BoundLimits
@@ -231,7 +231,7 @@ class LossyVerification(LogitsProcessor):
     def _before(self, module: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         if self._rounds is None or threading.get_ident() != self._thread:
             return None
-        prefix = "decoder_" if self.target.config.is_encoder_decoder else ""
+        prefix = text_prefix(self.target)
         ids, mask = (kwargs.get(f"{prefix}{name}") for name in ("input_ids", "attention_mask"))
         room = self._rounds.enter_forward(0 if ids is None else ids.shape[1], mask)
         if room == 1 or "logits_to_keep" not in kwargs:

@@ -10,6 +10,7 @@ from torch import Tensor
 from transformers import LogitsProcessorList, PreTrainedModel
 
 from ..acceptors import Acceptor
+from ..compat.inputs import text_prefix
 from ..compat.positions import FrequencySwitch
 from ..core.distributions import Randomness
 from ..core.messages import Commit, Draft, TargetOutput, Verification
@@ -50,8 +51,8 @@ class Target:
         """Run one forward over the part of ``candidate`` ``(B, W + n)`` that the model has not seen."""
         hook, runner, n = self.reader.hook, self.runner, len(draft)
         known = candidate.shape[1] - n - runner.seen
-        prefix = "decoder_" if runner.model.config.is_encoder_decoder else ""  # else it masks the encoder's input
-        keep = n + hook.over(n).wanted(runner.carried.get(f"{prefix}attention_mask"), len(candidate), known)
+        mask = runner.carried.get(f"{text_prefix(runner.model)}attention_mask")
+        keep = n + hook.over(n).wanted(mask, len(candidate), known)
         tree = None if draft.tree is None else Nodes(draft.tree.ancestors, draft.tree.depths)
         outputs = runner.forward(candidate, keep, tree, runner.seen, draft.target_inputs)
         clean, dropped = hook.split(outputs.logits, n)
