@@ -50,8 +50,7 @@ class Span:
             return _matches(ids, self.start).cumsum(-1) % 2 == 1
         at = torch.arange(ids.shape[1], device=ids.device)
         # The end of each marker's last occurrence so far, or -1.
-        ends = (torch.where(_matches(ids, marker), at, -1) for marker in (self.start, self.end))
-        opened, closed = (end.cummax(-1).values for end in ends)
+        opened, closed = (torch.where(_matches(ids, x), at, -1).cummax(-1).values for x in (self.start, self.end))
         return opened > closed
 
 

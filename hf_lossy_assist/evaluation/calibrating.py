@@ -263,8 +263,7 @@ def _tested(
         for place, label in enumerate(labels):
             config = {k: v for k, v in plan["modes"][label].items() if k not in ("temperature", "heads", "rule")}
             n, own = len(losses[label]), modes.get(label, {}).values()
-            tokens, seconds = (sum(getattr(answer, name) for answer in own) for name in ("tokens", "seconds"))
-            speed = tokens / max(1e-12, seconds) if own else None
+            speed = sum(x.tokens for x in own) / max(1e-12, sum(x.seconds for x in own)) if own else None
             if place > len(found[rule]) or not n:
                 tested.append(TestedSetting(label, rule, config, "not tested", n, tokens_per_second=speed))
                 continue

@@ -33,6 +33,10 @@ class Interval(NamedTuple):
         return format(self, "")
 
 
+def first_over_last(sums: np.ndarray) -> np.ndarray:
+    return sums[..., 0] / sums[..., -1]
+
+
 def jackknife(rows: np.ndarray, of: Callable[[np.ndarray], np.ndarray]) -> float:
     """Return the variance of a function of sums over rows, by leaving each out; 0 for a single one, which shows none.
 
@@ -53,9 +57,7 @@ def t_quantile(freedom: float) -> float:
     return float(freedom**0.5 * np.tan(np.interp(0.95, shares / shares[-1], angles)))
 
 
-def interval(
-    rows: ArrayLike, of: Callable[[np.ndarray], Any] = lambda sums: sums[..., 0] / sums[..., -1], log: bool = False
-) -> Interval:
+def interval(rows: ArrayLike, of: Callable[[np.ndarray], Any] = first_over_last, log: bool = False) -> Interval:
     """Return a smooth function of the sums of ``rows`` over n problems, and its 95 % interval.
 
     The interval is Student's t with n - 1 degrees of freedom and the :func:`jackknife`'s standard error: with six or

@@ -126,8 +126,8 @@ class GSM8K(Task):
         # A prompt must not contain its own answer, so worked problems leave the split.
         rest = self._read("train")[self.shots :]
         # A problem is of the validation split by its hash: neither order nor seed changes it.
-        shares = ((one, zlib.crc32(one.prompt.encode()) / 2**32) for one in rest)
-        return [one for one, share in shares if (share < _VALIDATION_SHARE) == (split == "validation")]
+        end = 2**32 * _VALIDATION_SHARE
+        return [one for one in rest if (zlib.crc32(one.prompt.encode()) < end) == (split == "validation")]
 
     def _read(self, source: str) -> list[Example]:
         if source not in self._loaded:
