@@ -68,10 +68,8 @@ class Written(Drafted):
 
     @classmethod
     @cache
-    def of(cls, configuration: str, mode: str, problems: frozenset[int] | None = None) -> Written:
-        """Return a mode's answers, to all problems or to some."""
-        answers = answers_of(configuration, mode)
-        return cls([x for i, x in answers.items() if problems is None or i in problems])
+    def of(cls, configuration: str, mode: str) -> Written:
+        return cls([*answers_of(configuration, mode).values()])
 
     @property
     def places(self) -> list[tuple[int, list[int]]]:
@@ -80,8 +78,7 @@ class Written(Drafted):
     @cached_property
     def drafts(self) -> dict[str, np.ndarray]:
         """The same by their length or end."""
-        ends = ENDS if all(x.get("chances") for x in self.answers) else ()
-        return super().drafts | {f"≥ {least}": np.array([ended(x, least) for x in self.answers]) for least in ends}
+        return super().drafts | {f"≥ {least}": np.array([ended(x, least) for x in self.answers]) for least in ENDS}
 
     @cached_property
     def scores(self) -> np.ndarray:
@@ -94,11 +91,11 @@ class Written(Drafted):
 
 
 class Together(Written):
-    """Answers of a rule that decides drafts as wholes, so that they tell of no other drafts than their own."""
+    """Answers of a rule whose texts depend on how long drafts are: they tell of no others than their own."""
 
     @cached_property
     def drafts(self) -> dict[str, np.ndarray]:
-        return {"32": super().drafts["32"]}
+        return {"32": np.outer([x["rounds"] for x in self.answers], (1, 32))}
 
 
 def multiples(*columns: np.ndarray) -> tuple[Interval, Interval]:
@@ -108,11 +105,9 @@ def multiples(*columns: np.ndarray) -> tuple[Interval, Interval]:
 
 
 def beside_lossless(configuration: str = WHOLE) -> dict[str, tuple[Written, Written]]:
-    """Return each mode's answers, and the reference's to the same problems."""
+    """Return each mode's answers, and the reference's."""
     reference, *modes = MODES[configuration]
-    found = {mode: Written.of(configuration, mode) for mode in modes}
-    problems = {mode: frozenset(x["id"] for x in own.answers) for mode, own in found.items()}
-    return {mode: (own, Written.of(configuration, reference, problems[mode])) for mode, own in found.items()}
+    return {mode: (Written.of(configuration, mode), Written.of(configuration, reference)) for mode in modes}
 
 
 def table(configuration: str = WHOLE) -> str:
