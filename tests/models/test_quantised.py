@@ -1,4 +1,4 @@
-"""Drafts with int8 weights, the one compiled kernel that reads these, and weights in the order of a CPU's kernels."""
+"""Drafts with int8 weights, and the one compiled kernel that reads these."""
 
 from __future__ import annotations
 
@@ -19,14 +19,12 @@ from hf_lossy_assist import (
     trim_draft_vocabulary,
 )
 from hf_lossy_assist.compat.kernels import sums_overflow
-from hf_lossy_assist.heads import ModelIdentity
 from hf_lossy_assist.models import quantised
 from hf_lossy_assist.models.quantised import (
     DTYPES,
     DynamicInt8Linear,
     Int4Linear,
     NarrowInt8Linear,
-    PrepackedLinear,
     WeightOnlyInt8Linear,
     can_be_compiled,
     reads_int8,
@@ -235,65 +233,3 @@ def test_a_compiler_makes_no_wide_copy_of_a_rounded_weight():
     assert buffers
     assert code.count("async_compile.cpp_pybinding") == 1
     assert all(torch.Size(map(int, x.split(", "))).numel() < OUT * IN for x in buffers)
-
-
-_KERNELS = torch.ops.mkldnn._is_mkldnn_bf16_supported()
-_BFLOAT16 = pytest.param(
-    torch.bfloat16, marks=pytest.mark.skipif(not _KERNELS, reason="this CPU has no bfloat16 kernels")
-)
-
-
-@pytest.fixture(scope="module", params=[torch.float32, _BFLOAT16], ids=str)
-def pair(request: pytest.FixtureRequest) -> pairs.Pair:
-    return pairs.load(dtype=request.param)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, _BFLOAT16], ids=str)
-@pytest.mark.parametrize("bias", [False, True])
-@pytest.mark.parametrize("rows", [1, 6, 50])
-def test_products_are_those_of_the_layer(bias: bool, rows: int, dtype: torch.dtype):
-    torch.manual_seed(rows)
-    linear = nn.Linear(96, 40, bias=bias).to(dtype)
-    x = torch.randn(2, rows, 96).to(dtype)
-    exact = nn.functional.linear(x.double(), linear.weight.double(), linear.bias.double() if bias else None)
-    got = PrepackedLinear(linear)(x)
-    assert got.dtype == dtype
-    step = torch.finfo(dtype).eps
-    assert torch.allclose(got.double(), exact, rtol=step, atol=8 * step)
-
-
-@pytest.mark.parametrize("mode", ["lossless", "typical", "dropmatch", "judge"])
-def test_rules_run_on_a_prepacked_target(pair: pairs.Pair, mode: str):
-    before = {name: value.data_ptr() for name, value in pair.target.state_dict().items()}
-    target = prepack(pair.target)
-    assert {name: value.data_ptr() for name, value in pair.target.state_dict().items()} == before
-    assert not any(type(module) is nn.Linear for module in target.modules())
-    assert ModelIdentity.of(target) == ModelIdentity.of(pair.target)
-    ids = pair.tokenizer(pair.task.examples("test", 1)[0].prompt, return_tensors="pt")
-    head = {"lossy_head": pair.rule_heads["judge"]} if mode == "judge" else {}
-    out = target.generate(**ids, max_new_tokens=24, assistant_model=pair.draft, lossy_mode=mode, **head)
-    assert last_stats(target).accepted > 0
-    if mode == "lossless":
-        assert torch.equal(out, target.generate(**ids, max_new_tokens=24))
-
-
-def test_what_cannot_be_prepacked_is_refused(pair: pairs.Pair, tmp_path):
-    with torch.device("meta"):
-        elsewhere = type(pair.draft)(pair.draft.config).to(pair.draft.dtype)
-    for error, named, call in (
-        (LossyValueError, "float16", lambda: prepack(pairs.load(dtype=torch.float16).draft)),
-        (LossyValueError, "Linear", lambda: prepack(nn.Linear(2, 2))),
-        (LossyUnsupportedError, "quantised", lambda: prepack(quantize_draft(pair.draft))),
-        (LossyUnsupportedError, "prepacked", lambda: prepack(prepack(pair.draft))),
-        (LossyUnsupportedError, "meta", lambda: prepack(elsewhere)),
-        (LossyUnsupportedError, "CPU", lambda: prepack(pair.draft).to("meta")),
-        (LossyUnsupportedError, "saved", lambda: prepack(pair.draft).save_pretrained(tmp_path)),
-    ):
-        with pytest.raises(error, match=named):
-            call()
-
-
-@pytest.mark.skipif(_KERNELS, reason="this CPU has bfloat16 kernels")
-def test_bfloat16_is_refused_without_kernels():
-    with pytest.raises(LossyUnsupportedError, match="bfloat16"):
-        prepack(pairs.load(dtype=torch.bfloat16).draft)
